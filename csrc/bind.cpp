@@ -1,0 +1,135 @@
+// Python's view of the native core. Tensors arrive as addresses and element counts, tables as numpy arrays; the GIL is
+// released while a kernel runs.
+#include <nanobind/nanobind.h>
+#include <nanobind/ndarray.h>
+#include <nanobind/stl/string.h>
+#include <nanobind/stl/vector.h>
+
+#include <stdexcept>
+#include <string>
+
+#include "driver.h"
+
+namespace nb = nanobind;
+using namespace terngrad;
+
+namespace {
+
+template <class T, class Shape>
+using Array = nb::ndarray<T, nb::numpy, Shape, nb::c_contig, nb::device::cpu>;
+using Table = Array<const int64_t, nb::shape<-1, 6>>;
+using Spans = Array<const int64_t, nb::shape<-1, 2>>;
+using Keys = Array<const uint32_t, nb::shape<-1, 2>>;
+using Floats = Array<const float, nb::ndim<1>>;
+using Unlocked = nb::call_guard<nb::gil_scoped_release>;
+
+const Kernels& kernels_named(const std::string& name) {
+  for (const Kernels* kernels : available_kernels())
+    if (name == kernels->name) return *kernels;
+  throw std::invalid_argument("no native kernels named '" + name + "' on this machine");
+}
+
+Buffer buffer(uintptr_t address, int64_t numel, int element) {
+  if (element < 0 || element > 2) throw std::invalid_argument("element type " + std::to_string(element) + ": need 0..2");
+  return {reinterpret_cast<void*>(address), numel, Element(element)};
+}
+
+Code code_of(int code) {
+  if (code < 0 || code > 1) throw std::invalid_argument("code " + std::to_string(code) + ": need 0 or 1");
+  return Code(code);
+}
+
+Runs runs(const Table& table, int64_t block) {
+  return {reinterpret_cast<const Run*>(table.data()), table.shape(0), block};
+}
+
+Scales scales(const Floats& values) { return {values.data(), int64_t(values.shape(0))}; }
+
+Payloads payloads(const std::vector<uintptr_t>& addresses, int64_t num_bytes) {
+  if (addresses.empty()) throw std::invalid_argument("no payloads: need at least one");
+  Payloads result{{}, num_bytes};
+  for (uintptr_t address : addresses) result.data.push_back(reinterpret_cast<const uint8_t*>(address));
+  return result;
+}
+
+void require_length(const char* what, size_t got, size_t need) {
+  if (got < need)
+    throw std::invalid_argument(std::string(what) + " has room for " + std::to_string(got) + ", need " +
+                                std::to_string(need));
+}
+
+}  // namespace
+
+NB_MODULE(_native, m) {
+  m.def("available", [] {
+    std::vector<std::string> names;
+    for (const Kernels* kernels : available_kernels()) names.emplace_back(kernels->name);
+    return names;
+  });
+  m.def(
+      "statistics",
+      [](const std::string& isa, uintptr_t data, int64_t numel, int element, Spans spans,
+         Array<float, nb::ndim<1>> largest, Array<double, nb::ndim<1>> sum, Array<double, nb::ndim<1>> squares,
+         int threads) {
+        require_length("largest", largest.shape(0), spans.shape(0));
+        require_length("sum", sum.shape(0), spans.shape(0));
+        require_length("squares", squares.shape(0), spans.shape(0));
+        statistics(kernels_named(isa), buffer(data, numel, element), reinterpret_cast<const Span*>(spans.data()),
+                   spans.shape(0), largest.data(), sum.data(), squares.data(), threads);
+      },
+      Unlocked());
+  m.def(
+      "ternarize",
+      [](const std::string& isa, uintptr_t data, int64_t numel, int element, int code, Table table, int64_t block,
+         Keys keys, Floats limit, Floats step, uintptr_t packed, int64_t num_bytes, int threads) {
+        require_length("keys", keys.shape(0), table.shape(0));
+        ternarize(kernels_named(isa), buffer(data, numel, element), code_of(code), runs(table, block),
+                  reinterpret_cast<const Key*>(keys.data()), scales(limit), scales(step),
+                  reinterpret_cast<uint8_t*>(packed), num_bytes, threads);
+      },
+      Unlocked());
+  m.def(
+      "mean_shared",
+      [](const std::string& isa, uintptr_t data, int64_t numel, int element, int code, Table table, int64_t block,
+         const std::vector<uintptr_t>& packed, int64_t num_bytes, Floats scale, int threads) {
+        return mean_shared(kernels_named(isa), buffer(data, numel, element), code_of(code), runs(table, block),
+                           payloads(packed, num_bytes), scales(scale), threads);
+      },
+      Unlocked());
+  m.def(
+      "mean_own",
+      [](const std::string& isa, uintptr_t data, int64_t numel, int element, int code, Table table, int64_t block,
+         const std::vector<uintptr_t>& packed, int64_t num_bytes, Floats scale, int threads) {
+        return mean_own(kernels_named(isa), buffer(data, numel, element), code_of(code), runs(table, block),
+                        payloads(packed, num_bytes), scales(scale), threads);
+      },
+      Unlocked());
+  m.def(
+      "sum_levels",
+      [](const std::string& isa, int code, Table table, const std::vector<uintptr_t>& packed, int64_t num_bytes,
+         uintptr_t levels, int64_t num_level_bytes, int threads) {
+        return sum_levels(kernels_named(isa), code_of(code), runs(table, 0), payloads(packed, num_bytes),
+                          reinterpret_cast<uint8_t*>(levels), num_level_bytes, threads);
+      },
+      Unlocked());
+  m.def(
+      "mean_levels",
+      [](const std::string& isa, uintptr_t data, int64_t numel, int element, Table table, int64_t block,
+         int num_payloads, uintptr_t levels, int64_t num_bytes, Floats scale, int threads) {
+        return mean_levels(kernels_named(isa), buffer(data, numel, element), runs(table, block), num_payloads,
+                           reinterpret_cast<const uint8_t*>(levels), num_bytes, scales(scale), threads);
+      },
+      Unlocked());
+  m.def(
+      "error",
+      [](const std::string& isa, uintptr_t data, int64_t numel, int element, int code, Table table, int64_t block,
+         uintptr_t packed, int64_t num_bytes, Floats scale, Array<int64_t, nb::ndim<1>> nonzero,
+         Array<double, nb::ndim<1>> squared_error, int threads) {
+        require_length("nonzero", nonzero.shape(0), table.shape(0));
+        require_length("squared_error", squared_error.shape(0), table.shape(0));
+        return error(kernels_named(isa), buffer(data, numel, element), code_of(code), runs(table, block),
+                     reinterpret_cast<const uint8_t*>(packed), num_bytes, scales(scale), nonzero.data(),
+                     squared_error.data(), threads);
+      },
+      Unlocked());
+}

@@ -1,0 +1,315 @@
+#include "driver.h"
+
+#include <algorithm>
+#include <atomic>
+#include <cstring>
+#include <limits>
+#include <numeric>
+#include <stdexcept>
+#include <string>
+#include <thread>
+
+namespace terngrad {
+namespace {
+
+constexpr int64_t kLanesPerRow = 8;
+
+size_t element_bytes(Element element) { return element == Element::kFloat32 ? 4 : 2; }
+int rows_of(Code code) { return code == Code::kTwoBit ? 16 : 20; }
+int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
+
+int64_t packed_bytes(int64_t length, int rows) { return ceil_div(length, rows * kLanesPerRow) * kGroupBytes; }
+
+char* at(const Buffer& buffer, int64_t index) {
+  return static_cast<char*>(buffer.data) + size_t(index) * element_bytes(buffer.element);
+}
+
+void require(bool ok, const char* what, size_t row, int64_t got, int64_t limit) {
+  if (!ok)
+    throw std::invalid_argument("row " + std::to_string(row) + " of the run table: " + what + " " +
+                                std::to_string(got) + " is outside 0.." + std::to_string(limit));
+}
+
+void require_within(const char* what, size_t row, int64_t first, int64_t count, int64_t limit) {
+  require(first >= 0 && count >= 0 && count <= limit && first <= limit - count, what, row, first + count, limit);
+}
+
+struct Limits {
+  int64_t numel = std::numeric_limits<int64_t>::max();
+  int64_t packed = std::numeric_limits<int64_t>::max();
+  int64_t levels = std::numeric_limits<int64_t>::max();
+  int64_t scales = std::numeric_limits<int64_t>::max();
+  int code_rows = 0, level_rows = 0;
+};
+
+int64_t block_of(const Runs& runs) { return runs.block > 0 ? runs.block : std::numeric_limits<int64_t>::max() / 2; }
+
+void check(const Runs& runs, const Limits& limits) {
+  const int64_t block = block_of(runs);
+  if (runs.block < 0 || runs.block % kLanesPerRow != 0)
+    throw std::invalid_argument("block " + std::to_string(runs.block) + " must be a multiple of 8, or 0");
+  for (size_t i = 0; i < runs.count; ++i) {
+    const Run& run = runs.rows[i];
+    require_within("elements up to", i, run.source, run.length, limits.numel);
+    require(run.offset >= 0 && run.offset % kLanesPerRow == 0, "offset (a multiple of 8)", i, run.offset,
+            std::numeric_limits<int64_t>::max());
+    const int64_t last = run.length > 0 ? (run.offset + run.length - 1) / block : 0;
+    require_within("scaler", i, run.unit, last + 1, limits.scales);
+    if (limits.code_rows)
+      require_within("packed bytes up to", i, run.packed, packed_bytes(run.length, limits.code_rows), limits.packed);
+    if (limits.level_rows)
+      require_within("level bytes up to", i, run.levels, packed_bytes(run.length, limits.level_rows), limits.levels);
+  }
+}
+
+Blocks blocks_of(const Runs& runs, const Run& run) {
+  const int64_t block = block_of(runs);
+  return {run.unit + run.offset / block, run.offset % block, block};
+}
+
+// A part of a run that starts `skip` elements in, a multiple of every group size in use.
+Run part_of(const Run& run, int64_t skip, int64_t length, int code_rows, int level_rows) {
+  Run part = run;
+  part.source += skip;
+  part.offset += skip;
+  part.length = length;
+  if (code_rows) part.packed += skip / (code_rows * kLanesPerRow) * kGroupBytes;
+  if (level_rows) part.levels += skip / (level_rows * kLanesPerRow) * kGroupBytes;
+  return part;
+}
+
+template <class Body>
+void on_threads(int threads, Body&& body) {
+  std::vector<std::thread> others;
+  for (int t = 1; t < threads; ++t) others.emplace_back([&body, t] { body(t); });
+  body(0);
+  for (std::thread& other : others) other.join();
+}
+
+// Calls body(row index, part) over all runs, cut into about equal shares for the threads at whole groups.
+template <class Body>
+void for_parts(const Runs& runs, int code_rows, int level_rows, int threads, Body&& body) {
+  const int64_t grain = kLanesPerRow * (level_rows && code_rows ? std::lcm(code_rows, level_rows)
+                                                                 : std::max(code_rows, level_rows));
+  int64_t total = 0;
+  for (size_t i = 0; i < runs.count; ++i) total += runs.rows[i].length;
+  threads = int(std::max<int64_t>(1, std::min<int64_t>(threads, total / (64 * grain))));
+  const int64_t share = ceil_div(ceil_div(total, threads), grain) * grain;
+  on_threads(threads, [&](int thread) {
+    const int64_t from = thread * share, to = thread + 1 == threads ? total : from + share;
+    int64_t start = 0;  // of the row, in elements over the whole table
+    for (size_t i = 0; i < runs.count && start < to; start += runs.rows[i].length, ++i) {
+      const Run& run = runs.rows[i];
+      const auto cut = [&](int64_t where) {
+        const int64_t inside = std::clamp<int64_t>(where - start, 0, run.length);
+        return inside == run.length ? inside : inside / grain * grain;
+      };
+      const int64_t first = cut(from), last = cut(to);
+      if (first < last) body(i, part_of(run, first, last - first, code_rows, level_rows));
+    }
+  });
+}
+
+// Sums adjacent pairs until one is left; the same tree whatever the number of threads.
+double pairwise_sum(double* values, size_t count) {
+  for (; count > 1; count = (count + 1) / 2) {
+    for (size_t i = 0; i < count / 2; ++i) values[i] = values[2 * i] + values[2 * i + 1];
+    if (count % 2) values[count / 2] = values[count - 1];
+  }
+  return count ? values[0] : 0.0;
+}
+
+// Cuts spans into chunks and calls body(span, first element in the span, elements, chunk number).
+template <class Body>
+void for_chunks(const std::vector<int64_t>& lengths, int threads, Body&& body) {
+  std::vector<int64_t> first_chunk(lengths.size() + 1, 0);
+  for (size_t i = 0; i < lengths.size(); ++i) first_chunk[i + 1] = first_chunk[i] + ceil_div(lengths[i], kChunk);
+  const int64_t total = first_chunk.back();
+  threads = int(std::max<int64_t>(1, std::min<int64_t>(threads, total / 16)));
+  on_threads(threads, [&](int thread) {
+    const int64_t from = total * thread / threads, to = total * (thread + 1) / threads;
+    size_t span = size_t(std::upper_bound(first_chunk.begin(), first_chunk.end(), from) - first_chunk.begin()) - 1;
+    for (int64_t chunk = from; chunk < to; ++chunk) {
+      while (chunk >= first_chunk[span + 1]) ++span;
+      const int64_t first = (chunk - first_chunk[span]) * kChunk;
+      body(span, first, std::min(kChunk, lengths[span] - first), chunk);
+    }
+  });
+}
+
+int64_t num_chunks(const std::vector<int64_t>& lengths) {
+  int64_t total = 0;
+  for (int64_t length : lengths) total += ceil_div(length, kChunk);
+  return total;
+}
+
+std::vector<const uint8_t*> at_offset(const Payloads& payloads, int64_t offset) {
+  std::vector<const uint8_t*> result(payloads.data);
+  for (const uint8_t*& pointer : result) pointer += offset;
+  return result;
+}
+
+}  // namespace
+
+// The 33-bit reciprocal of Granlund and Montgomery (1994), fig. 4.1: right for every 32-bit dividend.
+Radix make_radix(int num_payloads) {
+  if (num_payloads < 1 || num_payloads > 32767)
+    throw std::invalid_argument("levels of " + std::to_string(num_payloads) + " payloads: need 1..32767");
+  const uint64_t base = 2 * uint64_t(num_payloads) + 1;
+  Radix radix{};
+  radix.base = uint32_t(base);
+  uint64_t power = 1;
+  for (; power * base <= (uint64_t(1) << 32); power *= base) ++radix.rows;
+  radix.largest = uint32_t(power - 1);
+  int bits = 0;
+  while ((uint64_t(1) << bits) < base) ++bits;
+  radix.magic = uint32_t(((uint64_t(1) << 32) * ((uint64_t(1) << bits) - base)) / base + 1);
+  radix.shift = bits - 1;
+  return radix;
+}
+
+std::vector<const Kernels*> available_kernels() {
+  std::vector<const Kernels*> found;
+#if defined(TG_HAVE_AVX512)
+  if (__builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512bw") &&
+      __builtin_cpu_supports("avx512dq"))
+    found.push_back(&avx512);
+#endif
+#if defined(TG_HAVE_AVX2)
+  if (__builtin_cpu_supports("avx2") && __builtin_cpu_supports("f16c") && __builtin_cpu_supports("bmi2"))
+    found.push_back(&avx2);
+#endif
+  found.push_back(&portable);
+  return found;
+}
+
+void statistics(const Kernels& kernels, Buffer buffer, const Span* spans, size_t count, float* largest, double* sum,
+                double* squares, int threads) {
+  std::vector<int64_t> lengths(count);
+  for (size_t i = 0; i < count; ++i) {
+    require_within("elements up to", i, spans[i].source, spans[i].length, buffer.numel);
+    lengths[i] = spans[i].length;
+  }
+  const size_t chunks = size_t(num_chunks(lengths));
+  std::vector<double> sums(chunks), squared(chunks);
+  std::vector<int32_t> bits(chunks);
+  for_chunks(lengths, threads, [&](size_t span, int64_t first, int64_t length, int64_t chunk) {
+    const Statistics found = kernels.chunk_statistics(buffer.element, at(buffer, spans[span].source + first), length);
+    bits[size_t(chunk)] = found.largest_bits;
+    sums[size_t(chunk)] = found.sum;
+    squared[size_t(chunk)] = found.sum_of_squares;
+  });
+  size_t chunk = 0;
+  for (size_t i = 0; i < count; ++i) {
+    const size_t mine = size_t(ceil_div(lengths[i], kChunk));
+    int32_t all = 0;
+    for (size_t j = 0; j < mine; ++j) all = std::max(all, bits[chunk + j]);
+    std::memcpy(&largest[i], &all, 4);
+    sum[i] = pairwise_sum(&sums[chunk], mine);
+    squares[i] = pairwise_sum(&squared[chunk], mine);
+    if (all >= 0x7f800000) {
+      largest[i] = std::numeric_limits<float>::quiet_NaN();
+      sum[i] = squares[i] = std::numeric_limits<double>::quiet_NaN();
+    }
+    chunk += mine;
+  }
+}
+
+void ternarize(const Kernels& kernels, Buffer buffer, Code code, Runs runs, const Key* keys, Scales limit, Scales step,
+               uint8_t* packed, int64_t num_bytes, int threads) {
+  const int rows = rows_of(code);
+  check(runs, {buffer.numel, num_bytes, 0, std::min(limit.count, step.count), rows, 0});
+  for_parts(runs, rows, 0, threads, [&](size_t i, const Run& run) {
+    kernels.ternarize(buffer.element, code, at(buffer, run.source), run.length,
+                      {keys[i].key0, keys[i].key1, uint64_t(run.offset)}, blocks_of(runs, run), limit.values,
+                      step.values, packed + run.packed);
+  });
+}
+
+bool mean_shared(const Kernels& kernels, Buffer buffer, Code code, Runs runs, const Payloads& payloads, Scales scales,
+                 int threads) {
+  const int rows = rows_of(code), count = int(payloads.data.size());
+  check(runs, {buffer.numel, payloads.num_bytes, 0, scales.count, rows, 0});
+  std::atomic<bool> good{true};
+  for_parts(runs, rows, 0, threads, [&](size_t, const Run& run) {
+    const auto packed = at_offset(payloads, run.packed);
+    if (!kernels.mean_shared(buffer.element, code, packed.data(), count, run.length, blocks_of(runs, run),
+                             scales.values, at(buffer, run.source)))
+      good = false;
+  });
+  return good;
+}
+
+bool mean_own(const Kernels& kernels, Buffer buffer, Code code, Runs runs, const Payloads& payloads, Scales scales,
+              int threads) {
+  const int rows = rows_of(code), count = int(payloads.data.size());
+  const int64_t stride = scales.count / std::max(count, 1);
+  check(runs, {buffer.numel, payloads.num_bytes, 0, stride, rows, 0});
+  std::atomic<bool> good{true};
+  for_parts(runs, rows, 0, threads, [&](size_t, const Run& run) {
+    const auto packed = at_offset(payloads, run.packed);
+    if (!kernels.mean_own(buffer.element, code, packed.data(), count, run.length, blocks_of(runs, run), scales.values,
+                          stride, at(buffer, run.source)))
+      good = false;
+  });
+  return good;
+}
+
+bool sum_levels(const Kernels& kernels, Code code, Runs runs, const Payloads& payloads, uint8_t* levels,
+                int64_t num_bytes, int threads) {
+  const int rows = rows_of(code), count = int(payloads.data.size());
+  const Radix radix = make_radix(count);
+  Limits limits;
+  limits.packed = payloads.num_bytes;
+  limits.levels = num_bytes;
+  limits.code_rows = rows;
+  limits.level_rows = radix.rows;
+  check(runs, limits);
+  std::atomic<bool> good{true};
+  for_parts(runs, rows, radix.rows, threads, [&](size_t, const Run& run) {
+    const auto packed = at_offset(payloads, run.packed);
+    if (!kernels.sum_levels(code, packed.data(), count, run.length, radix, levels + run.levels)) good = false;
+  });
+  return good;
+}
+
+bool mean_levels(const Kernels& kernels, Buffer buffer, Runs runs, int num_payloads, const uint8_t* levels,
+                 int64_t num_bytes, Scales scales, int threads) {
+  const Radix radix = make_radix(num_payloads);
+  check(runs, {buffer.numel, 0, num_bytes, scales.count, 0, radix.rows});
+  std::atomic<bool> good{true};
+  for_parts(runs, 0, radix.rows, threads, [&](size_t, const Run& run) {
+    if (!kernels.mean_levels(buffer.element, radix, levels + run.levels, num_payloads, run.length,
+                             blocks_of(runs, run), scales.values, at(buffer, run.source)))
+      good = false;
+  });
+  return good;
+}
+
+bool error(const Kernels& kernels, Buffer buffer, Code code, Runs runs, const uint8_t* packed, int64_t num_bytes,
+           Scales scales, int64_t* nonzero, double* squared_error, int threads) {
+  const int rows = rows_of(code);
+  check(runs, {buffer.numel, num_bytes, 0, scales.count, rows, 0});
+  std::vector<int64_t> lengths(runs.count);
+  for (size_t i = 0; i < runs.count; ++i) lengths[i] = runs.rows[i].length;
+  const size_t chunks = size_t(num_chunks(lengths));
+  std::vector<double> errors(chunks);
+  std::vector<int64_t> counts(chunks);
+  std::atomic<bool> good{true};
+  for_chunks(lengths, threads, [&](size_t i, int64_t first, int64_t length, int64_t chunk) {
+    const Run part = part_of(runs.rows[i], first, length, rows, 0);
+    if (!kernels.chunk_error(buffer.element, code, at(buffer, part.source), packed + part.packed, length,
+                             blocks_of(runs, part), scales.values, &counts[size_t(chunk)], &errors[size_t(chunk)]))
+      good = false;
+  });
+  size_t chunk = 0;
+  for (size_t i = 0; i < runs.count; ++i) {
+    const size_t mine = size_t(ceil_div(lengths[i], kChunk));
+    nonzero[i] = std::accumulate(counts.begin() + int64_t(chunk), counts.begin() + int64_t(chunk + mine), int64_t(0));
+    squared_error[i] = pairwise_sum(&errors[chunk], mine);
+    chunk += mine;
+  }
+  return good;
+}
+
+}  // namespace terngrad

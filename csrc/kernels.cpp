@@ -1,0 +1,18 @@
+// All kernels for one instruction set; compiled once for each with -DTG_ISA=<name> and that set's flags.
+#include "kernels.h"
+
+#include <type_traits>
+
+#include "error.h"
+#include "levels.h"
+#include "mean.h"
+#include "statistics.h"
+#include "ternarize.h"
+
+#define TG_TEXT_(x) #x
+#define TG_TEXT(x) TG_TEXT_(x)
+
+namespace terngrad {
+extern const Kernels TG_ISA = {TG_TEXT(TG_ISA), chunk_statistics, ternarize,  mean_shared,
+                               mean_own,        sum_levels,       mean_levels, chunk_error};
+}

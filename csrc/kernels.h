@@ -1,0 +1,65 @@
+// The kernels of one instruction set, as a table of functions over plain memory.
+//
+// A run is a stretch of consecutive elements of one parameter, packed into groups of its own (digits.h). The caller
+// (driver.cpp) has checked every bound; these functions check only what the bytes themselves say.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+enum class Element : int { kFloat32 = 0, kFloat16 = 1, kBFloat16 = 2 };
+enum class Code : int { kTwoBit = 0, kBase3 = 1 };
+
+constexpr int64_t kChunk = 3840;    // elements whose sums are kept in single precision; whole groups of every code
+constexpr int64_t kGroupBytes = 32;
+constexpr int kMaxRows = 20;        // rows of a group, over all codes
+
+// Digits 0 .. base-1, `rows` of them to a word, with what a division by `base` needs.
+struct Radix {
+  uint32_t base, largest, magic;
+  int rows, shift;
+};
+
+struct Statistics {
+  int32_t largest_bits;  // bit pattern of max |g|; infinities and NaNs sort above every finite number
+  double sum, sum_of_squares;
+};
+
+// Where the scalers of a run are: one for every `block` elements of the parameter, `first` for the run's first element,
+// which lies `into_block` elements behind the start of its block.
+struct Blocks {
+  int64_t first, into_block, block;
+};
+
+struct Draws {
+  uint32_t key0, key1;
+  uint64_t offset;  // of the run's first element in its parameter
+};
+
+struct Kernels {
+  const char* name;
+  // Statistics of at most kChunk elements.
+  Statistics (*chunk_statistics)(Element, const void* source, int64_t length);
+  // Clips to `limit`, ternarizes with P(non-zero) = |g| / scale where step = scale * 2^-24, packs.
+  void (*ternarize)(Element, Code, const void* source, int64_t length, Draws, Blocks, const float* limit,
+                    const float* step, uint8_t* packed);
+  // target = scale * (sum over payloads), one scaler for all payloads. False: a code that no encoder writes.
+  bool (*mean_shared)(Element, Code, const uint8_t* const* packed, int num_payloads, int64_t length, Blocks,
+                      const float* scale, void* target);
+  // target = (sum over payloads of scale_p * value_p, in order) / num_payloads; payload p's scalers start at p * stride.
+  bool (*mean_own)(Element, Code, const uint8_t* const* packed, int num_payloads, int64_t length, Blocks,
+                   const float* scale, int64_t stride, void* target);
+  // The sum over payloads, packed as 2N+1 levels.
+  bool (*sum_levels)(Code, const uint8_t* const* packed, int num_payloads, int64_t length, const Radix&,
+                     uint8_t* target);
+  // target = scale * sum, from packed levels.
+  bool (*mean_levels)(Element, const Radix&, const uint8_t* packed, int num_payloads, int64_t length, Blocks,
+                      const float* scale, void* target);
+  // Of at most kChunk elements: how many codes are non-zero, and the sum of (scale * code - g)^2.
+  bool (*chunk_error)(Element, Code, const void* source, const uint8_t* packed, int64_t length, Blocks,
+                      const float* scale, int64_t* nonzero, double* squared_error);
+};
+
+namespace terngrad {
+extern const Kernels portable, avx2, avx512;
+}

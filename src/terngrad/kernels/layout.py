@@ -1,0 +1,103 @@
+"""What a kernel works on: runs of elements in a flat buffer, and the groups their codes are packed in.
+
+The layout of a group is described in docs/wire-formats.md and csrc/digits.h; the numbers here are that description's.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import IntEnum
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+LANES = 8  # elements of a row
+GROUP_BYTES = 32  # eight 32-bit words
+CHUNK = 3840  # elements whose sums are kept in single precision
+
+Int64Array = npt.NDArray[np.int64]
+Uint32Array = npt.NDArray[np.uint32]
+
+
+class Code(IntEnum):
+    """The two ways a ternary value is packed."""
+
+    TWO_BIT = 0
+    BASE3 = 1
+
+    @property
+    def rows(self) -> int:
+        return 16 if self is Code.TWO_BIT else 20
+
+
+def level_rows(num_payloads: int) -> int:
+    """How many digits of radix 2N+1 fit a 32-bit word."""
+    base, rows, power = 2 * num_payloads + 1, 0, 1
+    while power * base <= 2**32:
+        rows, power = rows + 1, power * base
+    return rows
+
+
+def packed_bytes(numel: int, rows: int) -> int:
+    """Bytes of `numel` digits in groups of `rows` rows."""
+    return -(-numel // (rows * LANES)) * GROUP_BYTES
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """Consecutive elements of one parameter that are packed together.
+
+    `source` is where they lie in the buffer, `offset` where in their parameter (a multiple of LANES), `unit` the first
+    scaler of that parameter, `packed` and `levels` the bytes where their codes and the levels of their sum begin.
+    """
+
+    source: int
+    length: int
+    offset: int
+    unit: int
+    packed: int
+    levels: int
+
+
+class Runs:
+    """A table of runs with scalers that serve `block` elements each (0: the whole parameter)."""
+
+    def __init__(self, rows: list[Run], block: int = 0) -> None:
+        self.rows = rows
+        self.block = block
+        self.table: Int64Array = np.array(
+            [(r.source, r.length, r.offset, r.unit, r.packed, r.levels) for r in rows], dtype=np.int64
+        ).reshape(-1, 6)
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    @property
+    def numel(self) -> int:
+        return sum(row.length for row in self.rows)
+
+
+def scaler_index(run: Run, block: int) -> slice:
+    """The scalers that serve a run."""
+    if block == 0:
+        return slice(run.unit, run.unit + 1)
+    return slice(run.unit + run.offset // block, run.unit + (run.offset + max(run.length, 1) - 1) // block + 1)
+
+
+_MASK = (1 << 64) - 1
+
+
+def _mix(x: Any) -> Any:
+    """The finaliser of splitmix64 (Steele, Lea, Flood 2014), on an int or a uint64 array."""
+    x = (x ^ (x >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    x = (x ^ (x >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    return x ^ (x >> np.uint64(31))
+
+
+def draw_keys(seed: int, step: int, rank: int, parameters: npt.NDArray[np.uint64]) -> Uint32Array:
+    """The 64-bit key of each parameter's draws in this step on this rank, as two columns of 32 bits."""
+    state = np.zeros(len(parameters), dtype=np.uint64)
+    for word in (np.uint64(seed & _MASK), np.uint64(step), np.uint64(rank), parameters):
+        state = _mix((state ^ word) + np.uint64(0x9E3779B97F4A7C15))
+    return np.stack([state & np.uint64(0xFFFFFFFF), state >> np.uint64(32)], axis=1).astype(np.uint32)

@@ -1,0 +1,272 @@
+"""A method at work: the state it keeps per parameter, and one bucket's way to messages and back.
+
+Nothing here depends on how the messages travel. State belongs to parameters; what is cached per bucket is layout only.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from terngrad.codecs import Body, DenseType, Frame, Header, Segment, unit_spans
+from terngrad.codecs.header import HEADER_BYTES
+from terngrad.errors import WireError
+from terngrad.kernels import Code, draw_keys, kernels_for
+from terngrad.methods.base import Method, ParameterInfo
+from terngrad.methods.terngrad import TernGrad
+
+
+@dataclass
+class Measured:
+    """What the codes of one parameter lost, added up over the measured steps."""
+
+    num_elements: int = 0
+    num_nonzero: int = 0
+    squared_error: float = 0.0
+    squared_norm: float = 0.0
+
+
+@dataclass
+class Coder:
+    """One rank's state of a method, over all buckets."""
+
+    method: Method
+    parameters: Sequence[ParameterInfo]
+    rank: int
+    world_size: int
+    seed: int
+    residuals: dict[int, Tensor] = field(default_factory=dict)  # by parameter index
+    measured: dict[int, Measured] = field(default_factory=dict)
+    draining: bool = False
+    _frames: dict[object, Frame] = field(default_factory=dict)
+
+    def set_method(self, method: Method) -> None:
+        """Changes the method between two steps. Residuals stay, and are sent by the first step that keeps none."""
+        self.method = method
+        self._frames.clear()
+
+    def frame(self, segments: tuple[Segment, ...], dtype: torch.dtype, all_dense: bool, num_shards: int) -> Frame:
+        """The layout of a bucket's messages; made once for each bucket and kind of step."""
+        key = (segments, dtype, all_dense, num_shards)
+        if key not in self._frames:
+            dense = [s for s in segments if all_dense or self.method.sends_dense(self.parameters[s.index])]
+            ternary = [s for s in segments if s not in dense]
+            method = self.method
+            self._frames[key] = Frame(
+                ternary,
+                dense,
+                code=method.code if isinstance(method, TernGrad) else Code.BASE3,
+                block=method.block if isinstance(method, TernGrad) else 0,
+                dense_type=method.dense_type(dtype),
+                num_shards=num_shards,
+                world_size=self.world_size,
+            )
+        return self._frames[key]
+
+    def open(
+        self, buffer: Tensor, segments: tuple[Segment, ...], bucket: int, step: int, epoch: int, num_shards: int
+    ) -> BucketCode:
+        """Starts one bucket of one step. The buffer is this call's until decode() has written the average to it."""
+        all_dense = self.draining or self.method.is_dense_step(step, epoch)
+        frame = self.frame(segments, buffer.dtype, all_dense, num_shards)
+        return BucketCode(self, frame, buffer, bucket, step)
+
+
+class BucketCode:
+    """One bucket of one step, from gradient to messages and from messages to average.
+
+    The order of calls is: scalers_message, take_scalers (both only where `frame.num_units`), encode, then either decode
+    (one shard) or sum_shard and decode_sums (one shard per rank).
+    """
+
+    def __init__(self, coder: Coder, frame: Frame, buffer: Tensor, bucket: int, step: int) -> None:
+        self.coder = coder
+        self.frame = frame
+        self.buffer = buffer
+        self.bucket = bucket
+        self.step = step
+        self._kernels = kernels_for(buffer.device)
+        self._add_residuals()
+
+    # Encoding
+
+    def scalers_message(self, message: Tensor) -> None:
+        """Takes the statistics and writes this rank's scalers, one for each unit."""
+        method = self._ternary_method()
+        spans = np.array(unit_spans(self.frame.ternary, self.frame.block), dtype=np.int64).reshape(-1, 2)
+        self._statistics = self._kernels.statistics(self.buffer, spans)
+        counts = torch.from_numpy(spans[:, 1]).to(self.buffer.device, torch.float64)
+        self._limit = method.limits(self._statistics, counts)
+        self._header(Body.SCALERS, self.coder.rank, 0, self.frame.scalers_nbytes).write(message)
+        message[HEADER_BYTES:] = self._limit.view(torch.uint8)
+
+    def take_scalers(self, messages: Tensor) -> None:
+        """Reads all ranks' scalers: their maximum, or each rank's own. Not finite on one rank is so on all."""
+        for rank, message in enumerate(messages):
+            self._header(Body.SCALERS, rank, 0, self.frame.scalers_nbytes).check(message)
+        scalers = messages[:, HEADER_BYTES:].contiguous().view(torch.float32)
+        shared = self._ternary_method().shared
+        self._scale = scalers.amax(dim=0) if shared else scalers
+        self._own_scale = self._scale if shared else self._scale[self.coder.rank]
+
+    def encode(self, messages: Tensor) -> None:
+        """Writes the messages of all shards, a row each."""
+        frame = self.frame
+        for i, shard in enumerate(frame.shards):
+            self._codes_header(self.coder.rank, i).write(messages[i])
+            part = frame.dense_part(messages[i], shard)
+            for span in shard.dense:
+                part[span.target : span.target + span.numel] = self.buffer[span.source : span.source + span.numel]
+        if frame.ternary:
+            method = self._ternary_method()
+            indices = np.array([segment.index for segment in frame.ternary], dtype=np.uint64)
+            keys = draw_keys(self.coder.seed, self.step, self.coder.rank, indices)[frame.run_segments]
+            steps = self._own_scale * 2.0**-24
+            self._kernels.ternarize(
+                self.buffer, frame.runs, keys, self._limit, steps, frame.code, messages.view(-1)
+            )
+            if method.error_feedback:
+                self._keep_residuals(messages.view(-1))
+
+    def measure(self, messages: Tensor) -> None:
+        """Adds what this step's codes lost to the coder's measurements. Between encode and decode."""
+        frame = self.frame
+        if not frame.ternary:
+            return
+        nonzero, squared, _ = self._kernels.error(
+            self.buffer, frame.runs, messages.view(-1), self._own_scale, frame.code
+        )
+        unit = 0
+        for position, segment in enumerate(frame.ternary):
+            runs = torch.from_numpy(np.flatnonzero(frame.run_segments == position)).to(nonzero.device)
+            units = len(unit_spans([segment], frame.block))
+            norm = float(self._statistics.squares[unit : unit + units].sum())
+            unit += units
+            if not np.isfinite(norm):
+                continue
+            found = self.coder.measured.setdefault(segment.index, Measured())
+            found.num_elements += segment.numel
+            found.num_nonzero += int(nonzero[runs].sum())
+            found.squared_error += float(squared[runs].sum())
+            found.squared_norm += norm
+
+    # Decoding
+
+    def decode(self, messages: Tensor) -> None:
+        """Writes the average of all ranks' messages, a row each, to the bucket."""
+        for rank, message in enumerate(messages):
+            self._codes_header(rank, 0).check(message)
+        payloads = list(messages)
+        frame = self.frame
+        if frame.ternary:
+            if self._ternary_method().shared:
+                scale = self._scale / self.coder.world_size
+                good = self._kernels.mean_shared(self.buffer, frame.runs, payloads, scale, frame.code)
+            else:
+                good = self._kernels.mean_own(self.buffer, frame.runs, payloads, self._scale, frame.code)
+            self._require_good(good)
+        self._write_dense(0, self._dense_mean(payloads, 0))
+        self._drop_sent_residuals()
+
+    def sum_shard(self, messages: Tensor, target: Tensor) -> None:
+        """Adds up all ranks' messages of this rank's shard and writes the message of the sum."""
+        frame, own = self.frame, self.coder.rank
+        shard = frame.shards[own]
+        for rank, message in enumerate(messages):
+            self._codes_header(rank, own).check(message)
+        payloads = list(messages)
+        self._sums_header(own).write(target)
+        self._require_good(self._kernels.sum_levels(shard.runs, payloads, frame.code, target))
+        if shard.dense:
+            frame.dense_part(target, shard, sums=True).copy_(self._dense_mean(payloads, own))
+
+    def decode_sums(self, messages: Tensor) -> None:
+        """Writes the average from the messages of all shards' sums, a row each, to the bucket."""
+        frame = self.frame
+        for rank, message in enumerate(messages):
+            self._sums_header(rank).check(message)
+        if frame.ternary:
+            scale = self._scale / self.coder.world_size
+            self._require_good(
+                self._kernels.mean_levels(self.buffer, frame.runs, messages.view(-1), self.coder.world_size, scale)
+            )
+        for i, message in enumerate(messages):
+            self._write_dense(i, frame.dense_part(message, frame.shards[i], sums=True))
+        self._drop_sent_residuals()
+
+    # Parts
+
+    def _ternary_method(self) -> TernGrad:
+        assert isinstance(self.coder.method, TernGrad)  # only its frames have ternary segments
+        return self.coder.method
+
+    def _dense_mean(self, payloads: Sequence[Tensor], shard: int) -> Tensor:
+        """The mean of a shard's dense values, over the ranks in order, rounded to the wire's type."""
+        parts = [self.frame.dense_part(payload, self.frame.shards[shard]) for payload in payloads]
+        total = parts[0].to(torch.float32, copy=True)
+        for part in parts[1:]:
+            total += part
+        return (total / len(parts)).to(self.frame.dense_dtype)
+
+    def _write_dense(self, shard: int, values: Tensor) -> None:
+        for span in self.frame.shards[shard].dense:
+            self.buffer[span.source : span.source + span.numel] = values[span.target : span.target + span.numel]
+
+    def _header(self, body: Body, sender: int, shard: int, num_bytes: int) -> Header:
+        return Header(body, DenseType.NONE, sender, shard, self.bucket, self.step, self.frame.num_units, 0, num_bytes)
+
+    def _codes_header(self, sender: int, shard: int) -> Header:
+        frame = self.frame
+        part = frame.shards[shard]
+        return Header(
+            frame.body, frame.dense_wire_type, sender, shard, self.bucket, self.step, part.num_coded, part.num_dense,
+            frame.nbytes,
+        )  # fmt: skip
+
+    def _sums_header(self, shard: int) -> Header:
+        frame = self.frame
+        part = frame.shards[shard]
+        return Header(
+            frame.sum_body, frame.dense_wire_type, shard, shard, self.bucket, self.step, part.num_coded,
+            part.num_dense, frame.sum_nbytes,
+        )  # fmt: skip
+
+    def _require_good(self, good: bool) -> None:
+        if not good:
+            raise WireError(
+                f"step {self.step}, bucket {self.bucket}: a message holds codes that no encoder writes; it was "
+                "corrupted on its way"
+            )
+
+    # Residuals: what was not sent, added to the next gradient
+
+    def _view(self, segment: Segment) -> Tensor:
+        return self.buffer[segment.source : segment.source + segment.numel]
+
+    def _add_residuals(self) -> None:
+        for segment in (*self.frame.ternary, *self.frame.dense):
+            if segment.index in self.coder.residuals:
+                self._view(segment).add_(self.coder.residuals[segment.index])
+
+    def _keep_residuals(self, messages: Tensor) -> None:
+        """residual = gradient - what this rank's codes say, where the scaler is finite on all ranks."""
+        sent = torch.zeros_like(self.buffer)
+        self._kernels.mean_shared(sent, self.frame.runs, [messages], self._own_scale, self.frame.code)
+        scalers = self._scale if self._scale.dim() == 1 else self._scale.amax(dim=0)
+        unit = 0
+        for segment in self.frame.ternary:
+            units = len(unit_spans([segment], self.frame.block))
+            if bool(torch.isfinite(scalers[unit : unit + units]).all()):
+                kept = self._view(segment) - sent[segment.source : segment.source + segment.numel]
+                self.coder.residuals[segment.index] = kept
+            unit += units
+
+    def _drop_sent_residuals(self) -> None:
+        """A dense segment has sent its residual, unless the step is void because the average is not finite."""
+        for segment in self.frame.dense:
+            if segment.index in self.coder.residuals and bool(torch.isfinite(self._view(segment)).all()):
+                del self.coder.residuals[segment.index]
