@@ -67,18 +67,15 @@ class Coder:
             )
         return self._frames[key]
 
-    def open(
-        self, buffer: Tensor, segments: tuple[Segment, ...], bucket: int, step: int, epoch: int, num_shards: int
-    ) -> BucketCode:
-        """Starts one bucket of one step. The buffer is this call's until decode() has written the average to it."""
-        all_dense = self.draining or self.method.is_dense_step(step, epoch)
-        frame = self.frame(segments, buffer.dtype, all_dense, num_shards)
-        return BucketCode(self, frame, buffer, bucket, step)
+    def is_dense_step(self, step: int, epoch: int) -> bool:
+        """Whether all of a bucket is sent dense in this step."""
+        return self.draining or self.method.is_dense_step(step, epoch)
 
 
 class BucketCode:
     """One bucket of one step, from gradient to messages and from messages to average.
 
+    The buffer is this object's until the average is written to it.
     The order of calls is: scalers_message, take_scalers (both only where `frame.num_units`), encode, then either decode
     (one shard) or sum_shard and decode_sums (one shard per rank).
     """

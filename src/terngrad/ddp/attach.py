@@ -1,0 +1,94 @@
+"""Attaching to a DDP model: finding it, taking its hook slot, giving it back."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable
+from typing import Any
+
+import torch.distributed as dist
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+
+from terngrad.ddp._hook import Slot, terngrad_hook
+from terngrad.ddp.handle import Handle
+from terngrad.errors import ConfigurationError
+from terngrad.methods import Method
+
+_WRAPPERS = ("strategy.model", "trainer.strategy.model", "model_wrapped", "model")
+
+_slots: weakref.WeakKeyDictionary[DistributedDataParallel, Slot] = weakref.WeakKeyDictionary()
+
+
+def find_ddp(model: Any) -> DistributedDataParallel:
+    """The DistributedDataParallel inside a module, a compiled module, a trainer or another wrapper."""
+    candidates = [model]
+    for path in _WRAPPERS:
+        inner = model
+        for name in path.split("."):
+            inner = getattr(inner, name, None)
+        candidates.append(inner)
+    for candidate in candidates:
+        if isinstance(candidate, nn.Module):
+            found = [m for m in candidate.modules() if isinstance(m, DistributedDataParallel)]
+            if len(found) > 1:
+                raise ConfigurationError(f"attach: {len(found)} DDP models in one {type(model).__name__}; attach each")
+            if found:
+                return found[0]
+    raise ConfigurationError(
+        f"attach: no DistributedDataParallel in this {type(model).__name__}; wrap it first: "
+        "model = DistributedDataParallel(model)"
+    )
+
+
+def attach(
+    model: Any,
+    method: Method | str = "terngrad",
+    *,
+    exchange: str = "auto",
+    seed: int = 0,
+    verify_every: int = 0,
+    measure_every: int = 100,
+) -> Handle:
+    """Sends the gradients of a DDP model by `method` from the next backward pass on. Call it on all ranks.
+
+    method: a method, or its spec: "terngrad", "terngrad:codec=two-bit,block=512", "fp32", "fp16", "bf16".
+    exchange: "all-gather", "two-shot", or "auto" for the cheaper of the two for each bucket.
+    seed: of the ternary draws; the same on every rank.
+    verify_every: compare all parameters across ranks every so many steps (0: never).
+    measure_every: measure density and compression error every so many steps (0: never).
+    """
+    ddp = find_ddp(model)
+    slot = _slots.get(ddp)
+    if slot is not None and slot.handle.attached:
+        raise ConfigurationError("attach: this model has a terngrad handle already; use its set_method, or detach it")
+    if slot is None and ddp._comm_hooks:
+        taken = getattr(ddp._comm_hooks[0][0], "__qualname__", repr(ddp._comm_hooks[0][0]))
+        raise ConfigurationError(f"attach: the model's hook slot is taken by {taken}; DDP takes one hook only")
+    handle = Handle(
+        ddp.module,
+        ddp.process_group,
+        method,
+        exchange=exchange,
+        seed=seed,
+        verify_every=verify_every,
+        measure_every=measure_every,
+    )
+    if slot is not None:
+        slot.handle = handle
+    else:
+        _slots[ddp] = Slot(handle)
+        ddp.register_comm_hook(_slots[ddp], terngrad_hook)
+    return handle
+
+
+def hook(
+    method: Method | str, model: nn.Module, *, group: dist.ProcessGroup | None = None, **options: Any
+) -> tuple[Slot, Callable[..., Any]]:
+    """The (state, hook) pair for `register_comm_hook`, for a module that DDP will wrap; `state.handle` is the handle.
+
+    Takes the options of `attach`.
+    """
+    inner = model.module if isinstance(model, DistributedDataParallel) else model
+    group = group or dist.distributed_c10d._get_default_group()
+    return Slot(Handle(inner, group, method, **options)), terngrad_hook

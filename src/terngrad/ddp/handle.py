@@ -1,0 +1,305 @@
+"""The handle: what `attach` returns, and what DDP's hook calls."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+from terngrad.codecs import Segment
+from terngrad.ddp.futures import after_backward, done, plain_average
+from terngrad.ddp.lane import Lane
+from terngrad.ddp.phases import Phases
+from terngrad.ddp.scratch import Scratch
+from terngrad.ddp.stage import Stage
+from terngrad.ddp.statistics import Counters, summary
+from terngrad.ddp.task import BucketTask, CallTask, SparseTask
+from terngrad.ddp.verify import verify
+from terngrad.errors import ConfigurationError
+from terngrad.exchange import EXCHANGES, AllGather, Channel, Transfer, predicted_seconds
+from terngrad.methods import BucketCode, Coder, Method, ParameterInfo, TernGrad, from_spec
+
+_STATE_FORMAT = 1
+
+
+def as_method(method: Method | str) -> Method:
+    """A method, from itself or from its spec."""
+    return from_spec(method) if isinstance(method, str) else method
+
+
+def _describe(module: nn.Module) -> list[ParameterInfo]:
+    """All parameters in the order of registration; the last layer is the module that owns the last of them."""
+    named = list(module.named_parameters())
+    last = named[-1][0].rpartition(".")[0] if named else ""
+    return [ParameterInfo(name, p.numel(), name.rpartition(".")[0] == last) for name, p in named]
+
+
+def _check_exchange(exchange: str, method: Method) -> None:
+    names = ("auto", *EXCHANGES)
+    if exchange not in names:
+        raise ConfigurationError(f"exchange={exchange!r}: there is {', '.join(names)}; pass one of these")
+    if isinstance(method, TernGrad) and not method.shared and exchange not in ("auto", AllGather.name):
+        raise ConfigurationError(
+            f"exchange={exchange!r} with TernGrad(shared=False): sums of codes with different scalers are no integers; "
+            "pass shared=True, or exchange='all-gather'"
+        )
+
+
+class Handle:
+    """Controls the compression of one DDP model. What changes something must be called on all ranks, between steps."""
+
+    def __init__(
+        self,
+        module: nn.Module,
+        group: dist.ProcessGroup,
+        method: Method | str,
+        *,
+        exchange: str = "auto",
+        seed: int = 0,
+        verify_every: int = 0,
+        measure_every: int = 100,
+    ) -> None:
+        method = as_method(method)
+        _check_exchange(exchange, method)
+        if verify_every < 0 or measure_every < 0:
+            raise ConfigurationError(
+                f"verify_every={verify_every}, measure_every={measure_every}: both must be >= 0; 0 turns them off"
+            )
+        self._group = group
+        self._parameters = dict(module.named_parameters())
+        self._index = {id(p): i for i, p in enumerate(self._parameters.values())}
+        self._exchange = exchange
+        self._verify_every = verify_every
+        self._measure_every = measure_every
+        self._channel = Channel(dist.new_group(dist.get_process_group_ranks(group), use_local_synchronization=True))
+        self._lane = Lane()
+        self._phases = Phases()
+        self._scratch = (Scratch(), Scratch())
+        self._coder = Coder(method, _describe(module), self._channel.rank, self._channel.world_size, seed)
+        self._counters = Counters()
+        self._segments: dict[tuple[int, ...], tuple[Segment, ...]] = {}
+        self._step = 0
+        self._epoch = 0
+        self._num_tasks = 0
+        self._attached = True
+        self._agree("attach")
+
+    # For the user
+
+    @property
+    def method(self) -> Method:
+        """The method in use."""
+        return self._coder.method
+
+    @property
+    def step(self) -> int:
+        """How many synchronised backward passes there have been."""
+        return self._step
+
+    @property
+    def attached(self) -> bool:
+        """False after detach()."""
+        return self._attached
+
+    def stats(self, per_parameter: bool = False) -> dict[str, Any]:
+        """What was really sent, what it replaced, and where the time went; all since attach, on this rank."""
+        return summary(
+            self._step, self._counters, self._channel, self._phases, self._coder, self._scratch, per_parameter
+        )
+
+    def set_epoch(self, epoch: int) -> None:
+        """Tells the epoch to methods that send every K-th one dense."""
+        self._epoch = epoch
+
+    def set_method(self, method: Method | str) -> None:
+        """Changes the method from the next step on. Residuals are kept, and sent by the first step that keeps none."""
+        method = as_method(method)
+        _check_exchange(self._exchange, method)
+        self._coder.set_method(method)
+        self._agree("set_method")
+
+    def drain(self) -> None:
+        """Makes the next step dense: it sends the residuals as well, and leaves none."""
+        self._coder.draining = True
+
+    def detach(self) -> None:
+        """Back to plain averaging by DDP's own process group. What is still held back is lost: drain() first."""
+        if self._attached:
+            self._attached = False
+            self._lane.close()
+
+    def state_dict(self) -> dict[str, Any]:
+        """All that an exact resume of this rank needs, beyond what torch saves."""
+        names = list(self._parameters)
+        return {
+            "format": _STATE_FORMAT,
+            "method": self.method.spec,
+            "seed": self._coder.seed,
+            "step": self._step,
+            "epoch": self._epoch,
+            "rank": self._channel.rank,
+            "world_size": self._channel.world_size,
+            "draining": self._coder.draining,
+            "residuals": {names[i]: residual.clone() for i, residual in self._coder.residuals.items()},
+        }
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Continues where `state_dict` was taken. Refuses what this handle cannot continue exactly."""
+        self._check_state(state)
+        index = {name: i for i, name in enumerate(self._parameters)}
+        self._coder.seed = state["seed"]
+        self._step = state["step"]
+        self._epoch = state["epoch"]
+        self._coder.draining = state["draining"]
+        self._coder.residuals = {
+            index[name]: residual.to(self._parameters[name].device, copy=True)
+            for name, residual in state["residuals"].items()
+        }
+        self._agree("load_state_dict")
+
+    # For DDP
+
+    def reduce(self, bucket: dist.GradBucket) -> torch.futures.Future[Tensor]:
+        """A future of the averaged bucket."""
+        buffer = bucket.buffer()
+        if not self._attached:
+            return plain_average(self._group, buffer)
+        if self._lane.error is not None:
+            raise self._lane.error
+        step = self._step
+        if bucket.is_last():
+            self._step += 1
+        if self._channel.world_size == 1:
+            return done(buffer)
+        in_backward = torch._C._current_graph_task_id() != -1  # not so on a rank that has joined early
+        if bucket.index() == 0:
+            self._begin_step(step, in_backward, buffer.device)
+        future = self._submit(bucket, buffer, step)
+        return future if in_backward else future.then(self._value_or_failure)
+
+    def _begin_step(self, step: int, in_backward: bool, device: torch.device) -> None:
+        if in_backward:
+            after_backward(self._raise_failure)
+        if self._verify_every and step % self._verify_every == 0:
+            stage = Stage(self._channel.rank, step, 0, self._phases, device)
+            names, parameters = list(self._parameters), list(self._parameters.values())
+
+            def check() -> None:
+                with self._phases("verify"):
+                    verify(self._channel, names, parameters, step, not in_backward, device)
+
+            self._lane.submit(CallTask(check, stage))
+
+    def _submit(self, bucket: dist.GradBucket, buffer: Tensor, step: int) -> torch.futures.Future[Tensor]:
+        devices = [] if buffer.device.type == "cpu" else [buffer.device]
+        future: torch.futures.Future[Tensor] = torch.futures.Future(devices=devices)
+        number, epoch = bucket.index(), self._epoch
+        stage = Stage(self._channel.rank, step, number, self._phases, buffer.device)
+        last = bucket.is_last()
+
+        def complete(error: BaseException | None) -> None:
+            # Even a failed bucket completes its future, so that DDP ends its own bookkeeping; the failure is raised
+            # right after that, by after_backward.
+            if last and error is None:
+                self._coder.draining = False
+            with stage.on_device():
+                future.set_result(buffer)
+
+        if buffer.is_sparse:
+            self._lane.submit(SparseTask(buffer, self._channel, stage, complete))
+            return future
+        segments = self._segments_of(bucket)
+        self._counters.add_bucket(buffer.numel(), self._channel.world_size)
+        measured = self._measure_every > 0 and step % self._measure_every == 0
+
+        def open_code() -> tuple[BucketCode, type[Transfer]]:
+            return self._open(buffer, segments, number, step, epoch)
+
+        scratch = self._scratch[self._num_tasks % 2]
+        self._num_tasks += 1
+        self._lane.submit(BucketTask(open_code, self._channel, scratch, stage, measured, complete))
+        return future
+
+    def _open(
+        self, buffer: Tensor, segments: tuple[Segment, ...], bucket: int, step: int, epoch: int
+    ) -> tuple[BucketCode, type[Transfer]]:
+        """Picks the exchange for a bucket (the same on all ranks: it depends on sizes alone) and starts its code."""
+        world_size = self._channel.world_size
+        dense = self._coder.is_dense_step(step, epoch)
+
+        def cost(kind: type[Transfer]) -> float:
+            frame = self._coder.frame(segments, buffer.dtype, dense, kind.num_shards(world_size))
+            return predicted_seconds(kind, frame, world_size)
+
+        kinds = list(EXCHANGES.values()) if self._exchange == "auto" else [EXCHANGES[self._exchange]]
+        method = self._coder.method
+        if isinstance(method, TernGrad) and not method.shared:
+            kinds = [AllGather]
+        kind = min(kinds, key=cost)
+        frame = self._coder.frame(segments, buffer.dtype, dense, kind.num_shards(world_size))
+        return BucketCode(self._coder, frame, buffer, bucket, step), kind
+
+    def _segments_of(self, bucket: dist.GradBucket) -> tuple[Segment, ...]:
+        """Where each parameter lies in the bucket; DDP may have built its buckets anew."""
+        parameters = bucket.parameters()
+        key = tuple(self._index[id(p)] for p in parameters)
+        if key not in self._segments:
+            found = []
+            source = 0
+            for index, parameter in zip(key, parameters, strict=True):
+                found.append(Segment(index, source, parameter.numel()))
+                source += parameter.numel()
+            self._segments[key] = tuple(found)
+        return self._segments[key]
+
+    # Failures and agreement
+
+    def _raise_failure(self) -> None:
+        if self._lane.error is not None:
+            raise self._lane.error
+
+    def _value_or_failure(self, future: torch.futures.Future[Tensor]) -> Tensor:
+        self._raise_failure()
+        return future.value()
+
+    def _agree(self, action: str) -> None:
+        """Raises on all ranks unless all were given the same settings."""
+        mine = {
+            "method": self.method.spec,
+            "exchange": self._exchange,
+            "seed": self._coder.seed,
+            "step": self._step,
+            "verify_every": self._verify_every,
+            "parameters": [(name, tuple(p.shape)) for name, p in self._parameters.items()],
+        }
+        everyone: list[Any] = [None] * self._channel.world_size
+
+        def gather() -> None:
+            dist.all_gather_object(everyone, mine, group=self._channel.group)
+
+        if self._channel.world_size == 1:
+            return
+        self._lane.call(gather)
+        for key in mine:
+            values = [settings[key] for settings in everyone]
+            if any(value != values[0] for value in values):
+                shown = values if key != "parameters" else [f"{len(value)} parameters" for value in values]
+                text = "; ".join(f"rank {rank}: {value}" for rank, value in enumerate(shown))
+                raise ConfigurationError(f"{action}: ranks differ in {key} ({text}); pass the same on every rank")
+
+    def _check_state(self, state: Mapping[str, Any]) -> None:
+        def require(key: str, mine: object, advice: str) -> None:
+            if state[key] != mine:
+                raise ConfigurationError(f"load_state_dict: {key} is {state[key]!r}, this handle has {mine!r}; {advice}")
+
+        require("format", _STATE_FORMAT, "load it with the terngrad that wrote it")
+        require("method", self.method.spec, "attach with, or set_method to, the method that was saved")
+        unknown = sorted(set(state["residuals"]) - set(self._parameters))
+        if unknown:
+            raise ConfigurationError(f"load_state_dict: residuals of {unknown[:5]}, which this model does not have")
+        if state["residuals"]:
+            require("world_size", self._channel.world_size, "residuals belong to a rank; resume with as many, or drain")
+            require("rank", self._channel.rank, "every rank loads the state that it saved itself")

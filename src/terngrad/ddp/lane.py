@@ -1,0 +1,117 @@
+"""One ordered lane: a thread from which every collective of a handle is issued, in bucket order.
+
+Ranks finish their layers at different times. If a collective were issued when a local event happens to complete, ranks
+would disagree on the order and hang or mix up data. Here the order is fixed by the order of buckets alone:
+
+    scalers(0) codes(0) [sums(0)] scalers(1) codes(1) [sums(1)] ...
+
+and what is free to move is local work: bucket i is received and decoded while bucket i+1's codes are on the wire, or at
+once if no bucket is waiting. Backward runs on in its own thread all the while.
+"""
+
+from __future__ import annotations
+
+import queue
+import threading
+from collections.abc import Callable
+from typing import Protocol, TypeVar
+
+T = TypeVar("T")
+
+
+class Task(Protocol):
+    """One bucket. send() and forward() issue collectives; finish() waits for the last and only computes."""
+
+    def send(self) -> None: ...
+    def forward(self) -> None: ...
+    def finish(self) -> None: ...
+    def complete(self, error: BaseException | None) -> None: ...
+
+
+class _Call:
+    """A function to run on the lane, between buckets."""
+
+    def __init__(self, function: Callable[[], object]) -> None:
+        self.function = function
+        self.result: object = None
+        self.error: BaseException | None = None
+        self.done = threading.Event()
+
+    def run(self) -> None:
+        try:
+            self.result = self.function()
+        except BaseException as error:  # handed to the thread that waits for it
+            self.error = error
+        self.done.set()
+
+
+class Lane:
+    """Runs tasks in the order of their submission. After the first failure every task fails with that error."""
+
+    def __init__(self) -> None:
+        self.error: BaseException | None = None
+        self._queue: queue.SimpleQueue[Task | _Call | None] = queue.SimpleQueue()
+        self._thread: threading.Thread | None = None
+
+    def submit(self, task: Task) -> None:
+        self._start()
+        self._queue.put(task)
+
+    def call(self, function: Callable[[], T]) -> T:
+        """Runs a function on the lane after all that was submitted, and gives its result or raises its error."""
+        self._start()
+        item = _Call(function)
+        self._queue.put(item)
+        item.done.wait()
+        if item.error is not None:
+            raise item.error
+        return item.result  # type: ignore[return-value]
+
+    def close(self) -> None:
+        """Ends the thread after all that was submitted."""
+        if self._thread is not None:
+            self._queue.put(None)
+            self._thread.join()
+            self._thread = None
+
+    def _start(self) -> None:
+        if self._thread is None:
+            # A daemon: a process that is about to die of an error must not wait for its peers here.
+            self._thread = threading.Thread(target=self._loop, name="terngrad-lane", daemon=True)
+            self._thread.start()
+
+    def _loop(self) -> None:
+        previous: Task | None = None
+        while True:
+            if previous is not None and self._queue.empty():
+                self._finish(previous)
+                previous = None
+            item = self._queue.get()
+            if isinstance(item, _Call) or item is None:
+                if previous is not None:
+                    self._finish(previous)
+                    previous = None
+                if item is None:
+                    return
+                item.run()
+                continue
+            sent = self._attempt(item, item.send)
+            if previous is not None:
+                self._finish(previous)
+            previous = item if sent and self._attempt(item, item.forward) else None
+
+    def _attempt(self, task: Task, stage: Callable[[], None]) -> bool:
+        """Runs one stage of a task; on failure completes the task with the lane's first error."""
+        if self.error is None:
+            try:
+                stage()
+            except BaseException as error:  # the lane must outlive any failure, or backward would wait for ever
+                self.error = error
+        if self.error is None:
+            return True
+        task.complete(self.error)
+        return False
+
+    def _finish(self, task: Task) -> None:
+        if self._attempt(task, task.finish):
+            task.complete(None)

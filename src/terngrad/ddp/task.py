@@ -1,0 +1,113 @@
+"""One bucket of one step, on the lane."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from torch import Tensor
+
+from terngrad.ddp.scratch import Scratch
+from terngrad.ddp.stage import Stage
+from terngrad.exchange import Channel, Transfer
+from terngrad.methods import BucketCode
+
+Complete = Callable[[BaseException | None], None]
+
+
+class BucketTask:
+    """Takes a bucket through scalers, codes and sums."""
+
+    def __init__(
+        self,
+        open_code: Callable[[], tuple[BucketCode, type[Transfer]]],
+        channel: Channel,
+        scratch: Scratch,
+        stage: Stage,
+        measured: bool,
+        complete: Complete,
+    ) -> None:
+        self._open_code = open_code
+        self._channel = channel
+        self._scratch = scratch
+        self._stage = stage
+        self._measured = measured
+        self.complete = complete
+
+    def send(self) -> None:
+        with self._stage():
+            with self._stage.phases("encode"):
+                self._code, kind = self._open_code()
+            self._transfer = kind(self._channel, self._code.frame, self._take, self._stage.phases)
+            if self._code.frame.num_units:
+                self._share_scalers()
+            messages = self._transfer.send(self._code)
+            if self._measured:
+                self._code.measure(messages)
+
+    def forward(self) -> None:
+        with self._stage():
+            self._transfer.forward(self._code)
+
+    def finish(self) -> None:
+        with self._stage():
+            self._transfer.receive(self._code)
+
+    def _take(self, role: str, rows: int, row_bytes: int) -> Tensor:
+        return self._scratch.take(self._code.buffer.device, role, rows, row_bytes)
+
+    def _share_scalers(self) -> None:
+        size = self._code.frame.scalers_nbytes
+        message = self._take("scalers", 1, size)[0]
+        with self._stage.phases("encode"):
+            self._code.scalers_message(message)
+        received = self._take("all scalers", self._channel.world_size, size)
+        work = self._channel.all_gather(received, message)
+        with self._stage.phases("exchange"):
+            work.wait()
+        with self._stage.phases("encode"):
+            self._code.take_scalers(received)
+
+
+class SparseTask:
+    """Passes a sparse gradient through: summed by torch, divided by the world size."""
+
+    def __init__(self, buffer: Tensor, channel: Channel, stage: Stage, complete: Complete) -> None:
+        self._buffer = buffer
+        self._channel = channel
+        self._stage = stage
+        self.complete = complete
+
+    def send(self) -> None:
+        with self._stage():
+            gradient = self._buffer.coalesce()
+            num_bytes = gradient.indices().nbytes + gradient.values().nbytes
+            self._work = self._channel.all_reduce(self._buffer, (self._channel.world_size - 1) * num_bytes)
+
+    def forward(self) -> None:
+        return
+
+    def finish(self) -> None:
+        with self._stage(), self._stage.phases("exchange"):
+            self._work.wait()
+            self._buffer.div_(self._channel.world_size)
+
+
+class CallTask:
+    """A collective that belongs to the step but to no bucket."""
+
+    def __init__(self, function: Callable[[], None], stage: Stage) -> None:
+        self._function = function
+        self._stage = stage
+
+    def send(self) -> None:
+        with self._stage():
+            self._function()
+
+    def forward(self) -> None:
+        return
+
+    def finish(self) -> None:
+        return
+
+    def complete(self, error: BaseException | None) -> None:
+        return
