@@ -1,7 +1,7 @@
 """terngrad: data-parallel PyTorch training over slow networks, with gradients sent as ternary codes.
 
-    model = DistributedDataParallel(net)
-    handle = terngrad.attach(model, "terngrad")
+model = DistributedDataParallel(net)
+handle = terngrad.attach(model, "terngrad")
 """
 
 from importlib.metadata import version as _version

@@ -1,10 +1,10 @@
 """The exceptions this package raises on its own account.
 
-    TerngradError (RuntimeError)
-    ├── ConfigurationError (also ValueError)   a setting that cannot work, or ranks that were given different ones
-    ├── WireError                              a message that is not what was announced
-    ├── ExchangeError                          a collective that failed: a dead peer, a timeout
-    └── ReplicaDivergence                      parameters that differ between ranks
+TerngradError (RuntimeError)
+├── ConfigurationError (also ValueError)   a setting that cannot work, or ranks that were given different ones
+├── WireError                              a message that is not what was announced
+├── ExchangeError                          a collective that failed: a dead peer, a timeout
+└── ReplicaDivergence                      parameters that differ between ranks
 """
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import datetime
+import datetime as dt
 import multiprocessing
 import os
 import queue
@@ -36,7 +36,7 @@ def _rank_main(
             init_method=f"file://{store}",
             rank=rank,
             world_size=world_size,
-            timeout=datetime.timedelta(seconds=timeout_s),
+            timeout=dt.timedelta(seconds=timeout_s),
         )
         results.put((rank, Outcome(value=function(rank, world_size, *args))))
     except BaseException as error:
@@ -62,7 +62,7 @@ def run_ranks(
     context.set_forkserver_preload(["torch", "terngrad"])
     results = context.Queue()
     with tempfile.TemporaryDirectory() as folder:
-        store = os.path.join(folder, "store")
+        store = f"{folder}/store"
         processes = [
             context.Process(
                 target=_rank_main,

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from itertools import accumulate, pairwise
 
 import numpy as np
 import torch
@@ -16,7 +17,7 @@ from torch import Tensor
 
 from terngrad.codecs.header import HEADER_BYTES, Body, DenseType
 from terngrad.kernels import Code, Run, Runs, level_rows, packed_bytes
-from terngrad.kernels.layout import GROUP_BYTES, LANES
+from terngrad.kernels.layout import GROUP_BYTES, LANES, Int64Array
 
 ALIGNMENT = 16
 
@@ -70,6 +71,20 @@ def units_of(numel: int, block: int) -> int:
     return 1 if block == 0 else max(1, -(-numel // block))
 
 
+def _unit_spans(segments: Sequence[Segment], block: int) -> Int64Array:
+    spans: list[tuple[int, int]] = []
+    for segment in segments:
+        size = block or max(segment.numel, 1)
+        starts = range(0, max(segment.numel, 1), size)
+        spans.extend((segment.source + first, min(size, segment.numel - first)) for first in starts)
+    return np.array(spans, dtype=np.int64).reshape(-1, 2)
+
+
+def _unit_slices(segments: Sequence[Segment], block: int) -> list[slice]:
+    ends = list(accumulate((units_of(segment.numel, block) for segment in segments), initial=0))
+    return [slice(first, last) for first, last in pairwise(ends)]
+
+
 class Frame:
     """The layout of one bucket's messages, equal on every rank."""
 
@@ -91,7 +106,10 @@ class Frame:
         self.dense_dtype = dense_type
         self.num_shards = num_shards
         self.world_size = world_size
-        self.num_units = sum(units_of(segment.numel, block) for segment in ternary)
+        self.indices = np.array([segment.index for segment in ternary], dtype=np.uint64)
+        # The (source, length) that each scaler serves, and for each segment the scalers that serve it.
+        self.spans = _unit_spans(ternary, block)
+        self.units = _unit_slices(ternary, block)
         self.shards = [self._cut(shard) for shard in range(num_shards)]
         # Shards differ by a group at most; all take the room of the largest, so that one collective moves them.
         self.nbytes = max(_aligned(s.dense_at + self._dense_bytes(s)) for s in self.shards)
@@ -100,6 +118,10 @@ class Frame:
         # For each run, the position of its segment among the ternary ones.
         starts = np.array([segment.source for segment in ternary], dtype=np.int64)
         self.run_segments = np.searchsorted(starts, self.runs.table[:, 0], side="right") - 1
+
+    @property
+    def num_units(self) -> int:
+        return len(self.spans)
 
     @property
     def scalers_nbytes(self) -> int:
@@ -177,13 +199,3 @@ class Frame:
         """The dense values of a message, as a view of their type."""
         start = shard.sum_dense_at if sums else shard.dense_at
         return message[start : start + self._dense_bytes(shard)].view(self.dense_dtype)
-
-
-def unit_spans(segments: Sequence[Segment], block: int) -> list[tuple[int, int]]:
-    """(source, length) of the elements that each scaler serves, in the order of scalers."""
-    spans: list[tuple[int, int]] = []
-    for segment in segments:
-        size = block or max(segment.numel, 1)
-        starts = range(0, max(segment.numel, 1), size)
-        spans.extend((segment.source + first, min(size, segment.numel - first)) for first in starts)
-    return spans

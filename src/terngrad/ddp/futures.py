@@ -21,7 +21,8 @@ def plain_average(group: dist.ProcessGroup, buffer: Tensor) -> torch.futures.Fut
     buffer.div_(dist.get_world_size(group))
     work = dist.all_reduce(buffer, group=group, async_op=True)
     assert work is not None
-    return work.get_future().then(lambda future: future.value()[0])
+    summed: torch.futures.Future[Tensor] = work.get_future().then(lambda future: future.value()[0])
+    return summed
 
 
 def after_backward(function: Callable[[], None]) -> None:

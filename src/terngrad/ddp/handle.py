@@ -85,7 +85,11 @@ class Handle:
         self._epoch = 0
         self._num_tasks = 0
         self._attached = True
-        self._agree("attach")
+        try:
+            self._agree("attach", method)
+        except BaseException:
+            self._lane.close()
+            raise
 
     # For the user
 
@@ -118,8 +122,8 @@ class Handle:
         """Changes the method from the next step on. Residuals are kept, and sent by the first step that keeps none."""
         method = as_method(method)
         _check_exchange(self._exchange, method)
+        self._agree("set_method", method)
         self._coder.set_method(method)
-        self._agree("set_method")
 
     def drain(self) -> None:
         """Makes the next step dense: it sends the residuals as well, and leaves none."""
@@ -158,7 +162,7 @@ class Handle:
             index[name]: residual.to(self._parameters[name].device, copy=True)
             for name, residual in state["residuals"].items()
         }
-        self._agree("load_state_dict")
+        self._agree("load_state_dict", self.method)
 
     # For DDP
 
@@ -265,10 +269,10 @@ class Handle:
         self._raise_failure()
         return future.value()
 
-    def _agree(self, action: str) -> None:
+    def _agree(self, action: str, method: Method) -> None:
         """Raises on all ranks unless all were given the same settings."""
         mine = {
-            "method": self.method.spec,
+            "method": method.spec,
             "exchange": self._exchange,
             "seed": self._coder.seed,
             "step": self._step,
@@ -293,7 +297,9 @@ class Handle:
     def _check_state(self, state: Mapping[str, Any]) -> None:
         def require(key: str, mine: object, advice: str) -> None:
             if state[key] != mine:
-                raise ConfigurationError(f"load_state_dict: {key} is {state[key]!r}, this handle has {mine!r}; {advice}")
+                raise ConfigurationError(
+                    f"load_state_dict: {key} is {state[key]!r}, this handle has {mine!r}; {advice}"
+                )
 
         require("format", _STATE_FORMAT, "load it with the terngrad that wrote it")
         require("method", self.method.spec, "attach with, or set_method to, the method that was saved")

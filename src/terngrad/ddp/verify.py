@@ -17,7 +17,7 @@ _NAMED = 5  # parameters that an error names
 def checksums(parameters: Sequence[Tensor]) -> Tensor:
     """CRC-32 of each parameter's bytes, as int64."""
     values = [
-        zlib.crc32(p.detach().cpu().contiguous().view(-1).view(torch.uint8).numpy()) if p.numel() else 0
+        zlib.crc32(memoryview(p.detach().cpu().contiguous().view(-1).view(torch.uint8).numpy())) if p.numel() else 0
         for p in parameters
     ]
     return torch.tensor(values, dtype=torch.int64)

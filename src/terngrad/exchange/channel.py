@@ -9,7 +9,6 @@ from __future__ import annotations
 import torch.distributed as dist
 from torch import Tensor
 
-
 # The newer name, where torch has it: 2.13 warns about the older one.
 _all_gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
 

@@ -69,9 +69,7 @@ class Native:
         )  # fmt: skip
 
     def sum_levels(self, runs: Runs, payloads: Sequence[Tensor], code: Code, levels: Tensor) -> bool:
-        return _native.sum_levels(
-            self.isa, int(code), runs.table, *_payloads(payloads), *_bytes(levels), self.threads
-        )
+        return _native.sum_levels(self.isa, int(code), runs.table, *_payloads(payloads), *_bytes(levels), self.threads)
 
     def mean_levels(self, buffer: Tensor, runs: Runs, levels: Tensor, num_payloads: int, scale: Tensor) -> bool:
         return _native.mean_levels(

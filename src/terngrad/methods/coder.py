@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from terngrad.codecs import Body, DenseType, Frame, Header, Segment, unit_spans
+from terngrad.codecs import Body, DenseType, Frame, Header, Segment
 from terngrad.codecs.header import HEADER_BYTES
 from terngrad.errors import WireError
 from terngrad.kernels import Code, draw_keys, kernels_for
@@ -53,12 +53,11 @@ class Coder:
         """The layout of a bucket's messages; made once for each bucket and kind of step."""
         key = (segments, dtype, all_dense, num_shards)
         if key not in self._frames:
-            dense = [s for s in segments if all_dense or self.method.sends_dense(self.parameters[s.index])]
-            ternary = [s for s in segments if s not in dense]
             method = self.method
+            dense = [all_dense or method.sends_dense(self.parameters[segment.index]) for segment in segments]
             self._frames[key] = Frame(
-                ternary,
-                dense,
+                [segment for segment, stays in zip(segments, dense, strict=True) if not stays],
+                [segment for segment, stays in zip(segments, dense, strict=True) if stays],
                 code=method.code if isinstance(method, TernGrad) else Code.BASE3,
                 block=method.block if isinstance(method, TernGrad) else 0,
                 dense_type=method.dense_type(dtype),
@@ -94,9 +93,8 @@ class BucketCode:
     def scalers_message(self, message: Tensor) -> None:
         """Takes the statistics and writes this rank's scalers, one for each unit."""
         method = self._ternary_method()
-        spans = np.array(unit_spans(self.frame.ternary, self.frame.block), dtype=np.int64).reshape(-1, 2)
-        self._statistics = self._kernels.statistics(self.buffer, spans)
-        counts = torch.from_numpy(spans[:, 1]).to(self.buffer.device, torch.float64)
+        self._statistics = self._kernels.statistics(self.buffer, self.frame.spans)
+        counts = torch.from_numpy(self.frame.spans[:, 1]).to(self.buffer.device, torch.float64)
         self._limit = method.limits(self._statistics, counts)
         self._header(Body.SCALERS, self.coder.rank, 0, self.frame.scalers_nbytes).write(message)
         message[HEADER_BYTES:] = self._limit.view(torch.uint8)
@@ -120,12 +118,9 @@ class BucketCode:
                 part[span.target : span.target + span.numel] = self.buffer[span.source : span.source + span.numel]
         if frame.ternary:
             method = self._ternary_method()
-            indices = np.array([segment.index for segment in frame.ternary], dtype=np.uint64)
-            keys = draw_keys(self.coder.seed, self.step, self.coder.rank, indices)[frame.run_segments]
+            keys = draw_keys(self.coder.seed, self.step, self.coder.rank, frame.indices)[frame.run_segments]
             steps = self._own_scale * 2.0**-24
-            self._kernels.ternarize(
-                self.buffer, frame.runs, keys, self._limit, steps, frame.code, messages.view(-1)
-            )
+            self._kernels.ternarize(self.buffer, frame.runs, keys, self._limit, steps, frame.code, messages.view(-1))
             if method.error_feedback:
                 self._keep_residuals(messages.view(-1))
 
@@ -137,12 +132,9 @@ class BucketCode:
         nonzero, squared, _ = self._kernels.error(
             self.buffer, frame.runs, messages.view(-1), self._own_scale, frame.code
         )
-        unit = 0
         for position, segment in enumerate(frame.ternary):
             runs = torch.from_numpy(np.flatnonzero(frame.run_segments == position)).to(nonzero.device)
-            units = len(unit_spans([segment], frame.block))
-            norm = float(self._statistics.squares[unit : unit + units].sum())
-            unit += units
+            norm = float(self._statistics.squares[frame.units[position]].sum())
             if not np.isfinite(norm):
                 continue
             found = self.coder.measured.setdefault(segment.index, Measured())
@@ -254,13 +246,10 @@ class BucketCode:
         sent = torch.zeros_like(self.buffer)
         self._kernels.mean_shared(sent, self.frame.runs, [messages], self._own_scale, self.frame.code)
         scalers = self._scale if self._scale.dim() == 1 else self._scale.amax(dim=0)
-        unit = 0
-        for segment in self.frame.ternary:
-            units = len(unit_spans([segment], self.frame.block))
-            if bool(torch.isfinite(scalers[unit : unit + units]).all()):
+        for segment, units in zip(self.frame.ternary, self.frame.units, strict=True):
+            if bool(torch.isfinite(scalers[units]).all()):
                 kept = self._view(segment) - sent[segment.source : segment.source + segment.numel]
                 self.coder.residuals[segment.index] = kept
-            unit += units
 
     def _drop_sent_residuals(self) -> None:
         """A dense segment has sent its residual, unless the step is void because the average is not finite."""
