@@ -24,5 +24,5 @@ class ExchangeError(TerngradError):
     """A collective failed; names the step, the bucket and the phase."""
 
 
-class ReplicaDivergence(TerngradError):
+class ReplicaDivergence(TerngradError):  # noqa: N818 - it is a state of the run, and reads as one
     """The ranks hold different parameters; names the parameters and the ranks that stand apart."""

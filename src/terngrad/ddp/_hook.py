@@ -18,6 +18,6 @@ class Slot:
     handle: Handle
 
 
-def terngrad_hook(state: Slot, bucket: dist.GradBucket) -> torch.futures.Future[torch.Tensor]:
+def terngrad_hook(state: Slot, bucket: dist.GradBucket) -> torch.futures.Future[torch.Tensor]:  # type: ignore[name-defined]
     """Averages a bucket by the handle's method. Equivalent to allreduce_hook up to what the method loses."""
     return state.handle.reduce(bucket)

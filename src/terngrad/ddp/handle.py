@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 import torch.distributed as dist
@@ -46,6 +46,15 @@ def _check_exchange(exchange: str, method: Method) -> None:
             f"exchange={exchange!r} with TernGrad(shared=False): sums of codes with different scalers are no integers; "
             "pass shared=True, or exchange='all-gather'"
         )
+
+
+class Bucket(Protocol):
+    """What is used of torch's GradBucket, which has no type that a checker can see."""
+
+    def index(self) -> int: ...
+    def is_last(self) -> bool: ...
+    def buffer(self) -> Tensor: ...
+    def parameters(self) -> list[Tensor]: ...
 
 
 class Handle:
@@ -166,7 +175,7 @@ class Handle:
 
     # For DDP
 
-    def reduce(self, bucket: dist.GradBucket) -> torch.futures.Future[Tensor]:
+    def reduce(self, bucket: Bucket) -> torch.futures.Future[Tensor]:
         """A future of the averaged bucket."""
         buffer = bucket.buffer()
         if not self._attached:
@@ -197,8 +206,8 @@ class Handle:
 
             self._lane.submit(CallTask(check, stage))
 
-    def _submit(self, bucket: dist.GradBucket, buffer: Tensor, step: int) -> torch.futures.Future[Tensor]:
-        devices = [] if buffer.device.type == "cpu" else [buffer.device]
+    def _submit(self, bucket: Bucket, buffer: Tensor, step: int) -> torch.futures.Future[Tensor]:
+        devices: list[int | str | torch.device] = [] if buffer.device.type == "cpu" else [buffer.device]
         future: torch.futures.Future[Tensor] = torch.futures.Future(devices=devices)
         number, epoch = bucket.index(), self._epoch
         stage = Stage(self._channel.rank, step, number, self._phases, buffer.device)
@@ -246,7 +255,7 @@ class Handle:
         frame = self._coder.frame(segments, buffer.dtype, dense, kind.num_shards(world_size))
         return BucketCode(self._coder, frame, buffer, bucket, step), kind
 
-    def _segments_of(self, bucket: dist.GradBucket) -> tuple[Segment, ...]:
+    def _segments_of(self, bucket: Bucket) -> tuple[Segment, ...]:
         """Where each parameter lies in the bucket; DDP may have built its buckets anew."""
         parameters = bucket.parameters()
         key = tuple(self._index[id(p)] for p in parameters)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import zlib
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -16,11 +17,12 @@ _NAMED = 5  # parameters that an error names
 
 def checksums(parameters: Sequence[Tensor]) -> Tensor:
     """CRC-32 of each parameter's bytes, as int64."""
-    values = [
-        zlib.crc32(memoryview(p.detach().cpu().contiguous().view(-1).view(torch.uint8).numpy())) if p.numel() else 0
-        for p in parameters
-    ]
-    return torch.tensor(values, dtype=torch.int64)
+
+    def checksum(parameter: Tensor) -> int:
+        content: Any = parameter.detach().cpu().contiguous().view(-1).view(torch.uint8).numpy()
+        return zlib.crc32(content)
+
+    return torch.tensor([checksum(p) if p.numel() else 0 for p in parameters], dtype=torch.int64)
 
 
 def verify(

@@ -54,7 +54,7 @@ def _native_names() -> list[str]:
 
 
 def backends() -> list[str]:
-    """The kernels that this machine can run, best first: native ones as "native:<instruction set>", then "reference"."""
+    """The kernels that this machine can run, best first: "native:<instruction set>", and last "reference"."""
     return [*_native_names(), "reference"]
 
 
@@ -83,7 +83,7 @@ def set_backend(name: str, threads: int = 1) -> None:
 
     Every backend gives the same bits, so this changes speed and nothing else.
     """
-    global _cpu
+    global _cpu  # noqa: PLW0603 - one choice for the process is what this function is for
     _cpu = _make(name, threads)
 
 

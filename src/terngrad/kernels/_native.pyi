@@ -9,7 +9,7 @@ def statistics(
     element: int,
     spans: NDArray[np.int64],
     largest: NDArray[np.float32],
-    sum: NDArray[np.float64],
+    total: NDArray[np.float64],
     squares: NDArray[np.float64],
     threads: int,
 ) -> None: ...
