@@ -92,7 +92,6 @@ class Handle:
         self._segments: dict[tuple[int, ...], tuple[Segment, ...]] = {}
         self._step = 0
         self._epoch = 0
-        self._num_tasks = 0
         self._attached = True
         try:
             self._agree("attach", method)
@@ -231,8 +230,7 @@ class Handle:
         def open_code() -> tuple[BucketCode, type[Transfer]]:
             return self._open(buffer, segments, number, step, epoch)
 
-        scratch = self._scratch[self._num_tasks % 2]
-        self._num_tasks += 1
+        scratch = self._scratch[number % 2]
         self._lane.submit(BucketTask(open_code, self._channel, scratch, stage, measured, complete))
         return future
 
@@ -260,6 +258,10 @@ class Handle:
         parameters = bucket.parameters()
         key = tuple(self._index[id(p)] for p in parameters)
         if key not in self._segments:
+            if bucket.index() == 0:  # buckets built anew: the old ones' layouts and buffers are of no more use
+                self._segments.clear()
+                for scratch in self._scratch:
+                    scratch.clear()
             found = []
             source = 0
             for index, parameter in zip(key, parameters, strict=True):
@@ -315,6 +317,12 @@ class Handle:
         unknown = sorted(set(state["residuals"]) - set(self._parameters))
         if unknown:
             raise ConfigurationError(f"load_state_dict: residuals of {unknown[:5]}, which this model does not have")
+        for name, residual in state["residuals"].items():
+            if residual.numel() != self._parameters[name].numel():
+                raise ConfigurationError(
+                    f"load_state_dict: the residual of {name} has {residual.numel()} elements, the parameter has "
+                    f"{self._parameters[name].numel()}; load it into the model that wrote it"
+                )
         if state["residuals"]:
             require("world_size", self._channel.world_size, "residuals belong to a rank; resume with as many, or drain")
             require("rank", self._channel.rank, "every rank loads the state that it saved itself")

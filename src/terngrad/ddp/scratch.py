@@ -21,6 +21,10 @@ class Scratch:
             self._buffers[role, device] = held
         return held[:size].view(rows, row_bytes)
 
+    def clear(self) -> None:
+        """Lets go of all buffers; those in use live on until their bucket is done."""
+        self._buffers.clear()
+
     @property
     def nbytes(self) -> int:
         return sum(buffer.numel() for buffer in self._buffers.values())

@@ -57,13 +57,12 @@ class BucketTask:
 
     def _share_scalers(self) -> None:
         size = self._code.frame.scalers_nbytes
-        message = self._take("scalers", 1, size)[0]
+        received = self._take("scalers", self._channel.world_size, size)
         with self._stage.phases("encode"):
-            self._code.scalers_message(message)
-        received = self._take("all scalers", self._channel.world_size, size)
-        work = self._channel.all_gather(received, message)
+            self._code.scalers_message(received[self._channel.rank])
+        pending = self._channel.all_gather(received)
         with self._stage.phases("exchange"):
-            work.wait()
+            pending.wait()
         with self._stage.phases("encode"):
             self._code.take_scalers(received)
 
@@ -81,14 +80,14 @@ class SparseTask:
         with self._stage():
             gradient = self._buffer.coalesce()
             num_bytes = gradient.indices().nbytes + gradient.values().nbytes
-            self._work = self._channel.all_reduce(self._buffer, (self._channel.world_size - 1) * num_bytes)
+            self._pending = self._channel.all_reduce(self._buffer, (self._channel.world_size - 1) * num_bytes)
 
     def forward(self) -> None:
         return
 
     def finish(self) -> None:
         with self._stage(), self._stage.phases("exchange"):
-            self._work.wait()
+            self._pending.wait()
             self._buffer.div_(self._channel.world_size)
 
 

@@ -30,9 +30,9 @@ def verify(
 ) -> None:
     """Raises ReplicaDivergence on every rank if any two ranks' parameters differ; `absent` ranks are not compared."""
     mine = torch.cat([torch.tensor([int(absent)]), checksums(parameters)]).to(device)
-    message = mine.view(torch.uint8)
-    received = torch.empty(channel.world_size, message.numel(), dtype=torch.uint8, device=device)
-    channel.all_gather(received, message).wait()
+    received = torch.empty(channel.world_size, mine.nbytes, dtype=torch.uint8, device=device)
+    received[channel.rank] = mine.view(torch.uint8)
+    channel.all_gather(received).wait()
     everyone = received.view(torch.int64).cpu()
     present = [rank for rank in range(channel.world_size) if not everyone[rank, 0]]
     differing = {}

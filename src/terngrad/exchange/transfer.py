@@ -12,10 +12,9 @@ from collections.abc import Callable
 from contextlib import AbstractContextManager
 from typing import ClassVar, Protocol
 
-import torch.distributed as dist
 from torch import Tensor
 
-from terngrad.exchange.channel import Channel
+from terngrad.exchange.channel import Channel, Pending
 
 
 class Sizes(Protocol):
@@ -71,9 +70,13 @@ class Transfer(ABC):
     def receive(self, code: Reducible) -> None:
         """Waits for the last collective and decodes."""
 
-    def _wait(self, work: dist.Work) -> None:
+    def _wait(self, pending: Pending) -> None:
         with self.phase("exchange"):
-            work.wait()
+            pending.wait()
+
+    def _own(self, rows: Tensor) -> Tensor:
+        """This rank's row, as a matrix."""
+        return rows[self.channel.rank : self.channel.rank + 1]
 
 
 class AllGather(Transfer):
@@ -90,15 +93,15 @@ class AllGather(Transfer):
         return (world_size - 1) * sizes.nbytes
 
     def send(self, code: Reducible) -> Tensor:
-        messages = self.scratch("codes", 1, self.sizes.nbytes)
+        self._received = self.scratch("received", self.channel.world_size, self.sizes.nbytes)
+        messages = self._own(self._received)
         with self.phase("encode"):
             code.encode(messages)
-        self._received = self.scratch("received", self.channel.world_size, self.sizes.nbytes)
-        self._work = self.channel.all_gather(self._received, messages[0])
+        self._pending = self.channel.all_gather(self._received)
         return messages
 
     def receive(self, code: Reducible) -> None:
-        self._wait(self._work)
+        self._wait(self._pending)
         with self.phase("decode"):
             code.decode(self._received)
 
@@ -122,19 +125,18 @@ class TwoShot(Transfer):
         with self.phase("encode"):
             code.encode(messages)
         self._received = self.scratch("received", count, self.sizes.nbytes)
-        self._work = self.channel.all_to_all(self._received, messages)
+        self._pending = self.channel.all_to_all(self._received, messages)
         return messages
 
     def forward(self, code: Reducible) -> None:
-        self._wait(self._work)
-        total = self.scratch("sum", 1, self.sizes.sum_nbytes)[0]
-        with self.phase("decode"):
-            code.sum_shard(self._received, total)
+        self._wait(self._pending)
         self._sums = self.scratch("sums", self.channel.world_size, self.sizes.sum_nbytes)
-        self._work = self.channel.all_gather(self._sums, total)
+        with self.phase("decode"):
+            code.sum_shard(self._received, self._own(self._sums)[0])
+        self._pending = self.channel.all_gather(self._sums)
 
     def receive(self, code: Reducible) -> None:
-        self._wait(self._work)
+        self._wait(self._pending)
         with self.phase("decode"):
             code.decode_sums(self._sums)
 

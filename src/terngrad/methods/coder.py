@@ -252,7 +252,9 @@ class BucketCode:
                 self.coder.residuals[segment.index] = kept
 
     def _drop_sent_residuals(self) -> None:
-        """A dense segment has sent its residual, unless the step is void because the average is not finite."""
-        for segment in self.frame.dense:
+        """What keeps no residual has sent the one it had, unless the step is void because the average is not finite."""
+        method = self.coder.method
+        keeps = isinstance(method, TernGrad) and method.error_feedback
+        for segment in self.frame.dense if keeps else (*self.frame.ternary, *self.frame.dense):
             if segment.index in self.coder.residuals and bool(torch.isfinite(self._view(segment)).all()):
                 del self.coder.residuals[segment.index]
