@@ -9,7 +9,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from terngrad.codecs import Segment
+from terngrad.codecs import DENSE_TYPES, Segment
 from terngrad.ddp.futures import after_backward, done, plain_average
 from terngrad.ddp.lane import Lane
 from terngrad.ddp.phases import Phases
@@ -20,7 +20,7 @@ from terngrad.ddp.task import BucketTask, CallTask, SparseTask
 from terngrad.ddp.verify import verify
 from terngrad.errors import ConfigurationError
 from terngrad.exchange import EXCHANGES, AllGather, Channel, Transfer, predicted_seconds
-from terngrad.methods import BucketCode, Coder, Method, ParameterInfo, TernGrad, from_spec
+from terngrad.methods import BucketCode, Coder, Dense, Method, ParameterInfo, TernGrad, from_spec
 
 _STATE_FORMAT = 1
 
@@ -30,11 +30,26 @@ def as_method(method: Method | str) -> Method:
     return from_spec(method) if isinstance(method, str) else method
 
 
-def _describe(module: nn.Module) -> list[ParameterInfo]:
+def _averaged(module: nn.Module) -> dict[str, nn.Parameter]:
+    """The parameters that are DDP's business, by their names in the bare model, whether compiled or not."""
+    ignored = set(getattr(module, "_ddp_params_and_buffers_to_ignore", ()))
+    return {name.replace("_orig_mod.", ""): p for name, p in module.named_parameters() if name not in ignored}
+
+
+def _describe(parameters: Mapping[str, nn.Parameter]) -> list[ParameterInfo]:
     """All parameters in the order of registration; the last layer is the module that owns the last of them."""
-    named = list(module.named_parameters())
-    last = named[-1][0].rpartition(".")[0] if named else ""
-    return [ParameterInfo(name, p.numel(), name.rpartition(".")[0] == last) for name, p in named]
+    last = list(parameters)[-1].rpartition(".")[0] if parameters else ""
+    return [ParameterInfo(name, p.numel(), name.rpartition(".")[0] == last) for name, p in parameters.items()]
+
+
+def _check_types(parameters: Mapping[str, nn.Parameter], method: Method) -> None:
+    allowed = {*DENSE_TYPES.values()} | ({torch.float64} if isinstance(method, Dense) else set())
+    for name, parameter in parameters.items():
+        if parameter.requires_grad and parameter.dtype not in allowed:
+            raise ConfigurationError(
+                f"{name} is {parameter.dtype}: {method.spec} takes gradients of "
+                f"{', '.join(sorted(str(dtype) for dtype in allowed))}; convert the parameter to one of these"
+            )
 
 
 def _check_exchange(exchange: str, method: Method) -> None:
@@ -78,7 +93,8 @@ class Handle:
                 f"verify_every={verify_every}, measure_every={measure_every}: both must be >= 0; 0 turns them off"
             )
         self._group = group
-        self._parameters = dict(module.named_parameters())
+        self._parameters = _averaged(module)
+        _check_types(self._parameters, method)
         self._index = {id(p): i for i, p in enumerate(self._parameters.values())}
         self._exchange = exchange
         self._verify_every = verify_every
@@ -87,14 +103,14 @@ class Handle:
         self._lane = Lane()
         self._phases = Phases()
         self._scratch = (Scratch(), Scratch())
-        self._coder = Coder(method, _describe(module), self._channel.rank, self._channel.world_size, seed)
+        self._coder = Coder(method, _describe(self._parameters), self._channel.rank, self._channel.world_size, seed)
         self._counters = Counters()
         self._segments: dict[tuple[int, ...], tuple[Segment, ...]] = {}
         self._step = 0
         self._epoch = 0
         self._attached = True
         try:
-            self._agree("attach", method)
+            self._agree("attach")
         except BaseException:
             self._lane.close()
             raise
@@ -124,17 +140,20 @@ class Handle:
 
     def set_epoch(self, epoch: int) -> None:
         """Tells the epoch to methods that send every K-th one dense."""
+        self._agree("set_epoch", epoch=epoch)
         self._epoch = epoch
 
     def set_method(self, method: Method | str) -> None:
         """Changes the method from the next step on. Residuals are kept, and sent by the first step that keeps none."""
         method = as_method(method)
         _check_exchange(self._exchange, method)
-        self._agree("set_method", method)
+        _check_types(self._parameters, method)
+        self._agree("set_method", method=method.spec)
         self._coder.set_method(method)
 
     def drain(self) -> None:
         """Makes the next step dense: it sends the residuals as well, and leaves none."""
+        self._agree("drain", draining=True)
         self._coder.draining = True
 
     def detach(self) -> None:
@@ -170,7 +189,7 @@ class Handle:
             index[name]: residual.to(self._parameters[name].device, copy=True)
             for name, residual in state["residuals"].items()
         }
-        self._agree("load_state_dict", self.method)
+        self._agree("load_state_dict")
 
     # For DDP
 
@@ -280,15 +299,18 @@ class Handle:
         self._raise_failure()
         return future.value()
 
-    def _agree(self, action: str, method: Method) -> None:
-        """Raises on all ranks unless all were given the same settings."""
+    def _agree(self, action: str, **changes: Any) -> None:
+        """Raises on all ranks unless all have the same settings, with `changes` that are about to be made."""
         mine = {
-            "method": method.spec,
+            "method": self.method.spec,
             "exchange": self._exchange,
             "seed": self._coder.seed,
             "step": self._step,
+            "epoch": self._epoch,
+            "draining": self._coder.draining,
             "verify_every": self._verify_every,
             "parameters": [(name, tuple(p.shape)) for name, p in self._parameters.items()],
+            **changes,
         }
         everyone: list[Any] = [None] * self._channel.world_size
 

@@ -20,6 +20,9 @@ from terngrad.kernels import Code, Statistics
 from terngrad.methods.base import Method, ParameterInfo, spec_of
 
 SMALLEST_SCALER = 2.0**-100  # below it, scaler * 2^-24 would be subnormal; such a gradient counts as zero
+# The statistics add 240 numbers to a lane in single precision, which in a sum of squares and the square of a sum comes
+# to less than this share of the mean square: a variance below it is rounding, and the layer as good as constant.
+VARIANCE_ROUNDING = 2.0**-14
 
 
 @dataclass(frozen=True)
@@ -46,7 +49,8 @@ class TernGrad(Method):
         self._require("codec", self.codec in CODES, f"be one of {', '.join(CODES)}")
         for name in ("dense_below", "warmup_steps", "dense_every_steps", "dense_every_epochs"):
             self._require(name, getattr(self, name) >= 0, "be >= 0")
-        self._require("dense_names", not isinstance(self.dense_names, str), "be a tuple of patterns")
+        well_named = isinstance(self.dense_names, tuple) and all(n and not {*n} & {*",+"} for n in self.dense_names)
+        self._require("dense_names", well_named, "be a tuple of patterns, not empty and without ',' and '+'")
 
     def _require(self, field: str, ok: bool, what: str) -> None:
         if not ok:
@@ -90,9 +94,10 @@ class TernGrad(Method):
         largest = statistics.largest
         limit = largest
         if self.clip > 0:
-            variance = statistics.squares / counts
+            mean_square = variance = statistics.squares / counts
             if self.sigma == "std":
-                variance = (variance - (statistics.sum / counts) ** 2).clamp_min(0)
+                variance = mean_square - (statistics.sum / counts) ** 2
+                variance = torch.where(variance > VARIANCE_ROUNDING * mean_square, variance, 0.0)
             clipped = (self.clip * variance.sqrt()).float()
             limit = torch.where(clipped > 0, torch.minimum(clipped, largest), largest)
         return torch.where(limit < SMALLEST_SCALER, torch.zeros_like(limit), limit)
