@@ -16,7 +16,7 @@ constexpr int64_t kLanesPerRow = 8;
 
 size_t element_bytes(Element element) { return element == Element::kFloat32 ? 4 : 2; }
 int rows_of(Code code) { return code == Code::kTwoBit ? 16 : 20; }
-int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
+int64_t ceil_div(int64_t a, int64_t b) { return a / b + (a % b > 0); }  // a >= 0, however large
 
 int64_t packed_bytes(int64_t length, int rows) { return ceil_div(length, rows * kLanesPerRow) * kGroupBytes; }
 
@@ -31,7 +31,9 @@ void require(bool ok, const char* what, size_t row, int64_t got, int64_t limit) 
 }
 
 void require_within(const char* what, size_t row, int64_t first, int64_t count, int64_t limit) {
-  require(first >= 0 && count >= 0 && count <= limit && first <= limit - count, what, row, first + count, limit);
+  int64_t end;
+  if (__builtin_add_overflow(first, count, &end)) end = first;
+  require(first >= 0 && count >= 0 && count <= limit && first <= limit - count, what, row, end, limit);
 }
 
 struct Limits {
@@ -42,7 +44,7 @@ struct Limits {
   int code_rows = 0, level_rows = 0;
 };
 
-int64_t block_of(const Runs& runs) { return runs.block > 0 ? runs.block : std::numeric_limits<int64_t>::max() / 2; }
+int64_t block_of(const Runs& runs) { return runs.block > 0 ? runs.block : std::numeric_limits<int64_t>::max(); }
 
 void check(const Runs& runs, const Limits& limits) {
   const int64_t block = block_of(runs);
@@ -51,8 +53,9 @@ void check(const Runs& runs, const Limits& limits) {
   for (size_t i = 0; i < runs.count; ++i) {
     const Run& run = runs.rows[i];
     require_within("elements up to", i, run.source, run.length, limits.numel);
-    require(run.offset >= 0 && run.offset % kLanesPerRow == 0, "offset (a multiple of 8)", i, run.offset,
-            std::numeric_limits<int64_t>::max());
+    const int64_t last_offset = std::numeric_limits<int64_t>::max() - run.length;
+    require(run.offset >= 0 && run.offset <= last_offset && run.offset % kLanesPerRow == 0, "offset (a multiple of 8)",
+            i, run.offset, last_offset);
     const int64_t last = run.length > 0 ? (run.offset + run.length - 1) / block : 0;
     require_within("scaler", i, run.unit, last + 1, limits.scales);
     if (limits.code_rows)
@@ -205,8 +208,8 @@ void statistics(const Kernels& kernels, Buffer buffer, const Span* spans, size_t
     int32_t all = 0;
     for (size_t j = 0; j < mine; ++j) all = std::max(all, bits[chunk + j]);
     std::memcpy(&largest[i], &all, 4);
-    sum[i] = pairwise_sum(&sums[chunk], mine);
-    squares[i] = pairwise_sum(&squared[chunk], mine);
+    sum[i] = pairwise_sum(sums.data() + chunk, mine);
+    squares[i] = pairwise_sum(squared.data() + chunk, mine);
     if (all >= 0x7f800000) {
       largest[i] = std::numeric_limits<float>::quiet_NaN();
       sum[i] = squares[i] = std::numeric_limits<double>::quiet_NaN();
@@ -306,7 +309,7 @@ bool error(const Kernels& kernels, Buffer buffer, Code code, Runs runs, const ui
   for (size_t i = 0; i < runs.count; ++i) {
     const size_t mine = size_t(ceil_div(lengths[i], kChunk));
     nonzero[i] = std::accumulate(counts.begin() + int64_t(chunk), counts.begin() + int64_t(chunk + mine), int64_t(0));
-    squared_error[i] = pairwise_sum(&errors[chunk], mine);
+    squared_error[i] = pairwise_sum(errors.data() + chunk, mine);
     chunk += mine;
   }
   return good;

@@ -17,7 +17,7 @@ class ConfigurationError(TerngradError, ValueError):
 
 
 class WireError(TerngradError):
-    """A message failed its checks; nothing was read from it. Names the sending rank, the bucket and the step."""
+    """A message failed its checks; the gradient of this step is void. Names rank, bucket and step."""
 
 
 class ExchangeError(TerngradError):

@@ -134,9 +134,7 @@ class Handle:
 
     def stats(self, per_parameter: bool = False) -> dict[str, Any]:
         """What was really sent, what it replaced, and where the time went; all since attach, on this rank."""
-        return summary(
-            self._step, self._counters, self._channel, self._phases, self._coder, self._scratch, per_parameter
-        )
+        return summary(self._counters, self._channel, self._phases, self._coder, self._scratch, per_parameter)
 
     def set_epoch(self, epoch: int) -> None:
         """Tells the epoch to methods that send every K-th one dense."""
@@ -203,6 +201,7 @@ class Handle:
         step = self._step
         if bucket.is_last():
             self._step += 1
+            self._counters.num_steps += 1
         if self._channel.world_size == 1:
             return done(buffer)
         in_backward = torch._C._current_graph_task_id() != -1  # not so on a rank that has joined early
@@ -240,7 +239,7 @@ class Handle:
                 future.set_result(buffer)
 
         if buffer.is_sparse:
-            self._lane.submit(SparseTask(buffer, self._channel, stage, complete))
+            self._lane.submit(SparseTask(buffer, self._channel, self._counters, stage, complete))
             return future
         segments = self._segments_of(bucket)
         self._counters.add_bucket(buffer.numel(), self._channel.world_size)

@@ -17,7 +17,7 @@ class Scratch:
         size = rows * row_bytes
         held = self._buffers.get((role, device))
         if held is None or held.numel() < size:
-            held = torch.empty(size, dtype=torch.uint8, device=device)
+            held = torch.zeros(size, dtype=torch.uint8, device=device)  # padding is sent
             self._buffers[role, device] = held
         return held[:size].view(rows, row_bytes)
 

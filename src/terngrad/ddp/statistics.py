@@ -15,8 +15,9 @@ from terngrad.methods.coder import Measured
 
 @dataclass
 class Counters:
-    """What the same steps would have sent without compression."""
+    """Steps since attach, and what they would have sent without compression."""
 
+    num_steps: int = 0
     dense_bytes: float = 0.0
 
     def add_bucket(self, numel: int, world_size: int) -> None:
@@ -36,7 +37,6 @@ def _losses(found: Iterable[Measured]) -> dict[str, float | None]:
 
 
 def summary(
-    steps: int,
     counters: Counters,
     channel: Channel,
     phases: Phases,
@@ -44,10 +44,10 @@ def summary(
     scratch: Sequence[Scratch],
     per_parameter: bool,
 ) -> dict[str, Any]:
-    """The mapping that Handle.stats() returns; docs/design.md says what each entry is."""
+    """The mapping that Handle.stats() returns; docs/api.md says what each entry is."""
     sent = channel.bytes_sent
     result: dict[str, Any] = {
-        "steps": steps,
+        "steps": counters.num_steps,
         "bytes_sent": sent,
         "bytes_received": channel.bytes_received,
         "dense_bytes": round(counters.dense_bytes),

@@ -8,6 +8,7 @@ from torch import Tensor
 
 from terngrad.ddp.scratch import Scratch
 from terngrad.ddp.stage import Stage
+from terngrad.ddp.statistics import Counters
 from terngrad.exchange import Channel, Transfer
 from terngrad.methods import BucketCode
 
@@ -70,8 +71,9 @@ class BucketTask:
 class SparseTask:
     """Passes a sparse gradient through: summed by torch, divided by the world size."""
 
-    def __init__(self, buffer: Tensor, channel: Channel, stage: Stage, complete: Complete) -> None:
+    def __init__(self, buffer: Tensor, channel: Channel, counters: Counters, stage: Stage, complete: Complete) -> None:
         self._buffer = buffer
+        self._counters = counters
         self._channel = channel
         self._stage = stage
         self.complete = complete
@@ -79,8 +81,9 @@ class SparseTask:
     def send(self) -> None:
         with self._stage():
             gradient = self._buffer.coalesce()
-            num_bytes = gradient.indices().nbytes + gradient.values().nbytes
-            self._pending = self._channel.all_reduce(self._buffer, (self._channel.world_size - 1) * num_bytes)
+            num_bytes = (self._channel.world_size - 1) * (gradient.indices().nbytes + gradient.values().nbytes)
+            self._counters.dense_bytes += num_bytes  # nothing is saved here, and nothing claimed
+            self._pending = self._channel.all_reduce(self._buffer, num_bytes)
 
     def forward(self) -> None:
         return

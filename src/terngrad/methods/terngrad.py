@@ -49,7 +49,7 @@ class TernGrad(Method):
         self._require("codec", self.codec in CODES, f"be one of {', '.join(CODES)}")
         for name in ("dense_below", "warmup_steps", "dense_every_steps", "dense_every_epochs"):
             self._require(name, getattr(self, name) >= 0, "be >= 0")
-        well_named = isinstance(self.dense_names, tuple) and all(n and not {*n} & {*",+"} for n in self.dense_names)
+        well_named = type(self.dense_names) is tuple and all(n and not {*n} & {*",+"} for n in self.dense_names)
         self._require("dense_names", well_named, "be a tuple of patterns, not empty and without ',' and '+'")
 
     def _require(self, field: str, ok: bool, what: str) -> None:

@@ -1,0 +1,148 @@
+"""Makes the golden payloads: `python tests/golden/golden.py` rewrites tests/golden/*.json.
+
+A changed byte means that old and new versions cannot talk to each other: raise `VERSION` in codecs/header.py with it.
+
+Each file holds `inputs` (method, sizes, dtype, seed, step, bucket, and every rank's gradient in 64ths) and `outputs`:
+the scalers message of each rank, each rank's messages by shard, the messages of the sums where there are any, and the
+average, all as hex.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import TypedDict
+
+import torch
+from torch import Tensor
+
+from terngrad.codecs import DENSE_TYPES, Segment
+from terngrad.methods import BucketCode, Coder, ParameterInfo, from_spec
+
+DIRECTORY = Path(__file__).parent
+
+
+class Inputs(TypedDict):
+    method: str
+    dtype: str
+    sizes: list[int]
+    seed: int
+    step: int
+    bucket: int
+    exchange: str  # "all-gather" or "two-shot"
+    gradients_in_64ths: list[str]  # numbers separated by spaces, one text for each rank
+
+
+class Outputs(TypedDict):
+    scalers: list[str]
+    messages: list[list[str]]
+    sums: list[str]
+    average: str
+
+
+class Golden(TypedDict):
+    inputs: Inputs
+    outputs: Outputs
+
+
+def inputs_of(method: str, exchange: str, world_size: int, dtype: str = "fp32") -> Inputs:
+    """Two parameters, 170 and 5 elements; with dense_below=8 the second is dense."""
+    numbers = [[(37 * i + 11 * rank) % 129 - 64 for i in range(175)] for rank in range(world_size)]
+    return Inputs(
+        method=method, dtype=dtype, sizes=[170, 5], seed=20171, step=3, bucket=2, exchange=exchange,
+        gradients_in_64ths=[" ".join(map(str, own)) for own in numbers],
+    )  # fmt: skip
+
+
+CASES = {
+    "two_bit": inputs_of("terngrad:codec=two-bit,dense_below=8", "all-gather", 2),
+    "base3": inputs_of("terngrad:dense_below=8", "all-gather", 2),
+    "base3_own_scalers_in_blocks": inputs_of("terngrad:block=64,shared=false,dense_below=8", "all-gather", 2, "fp16"),
+    "levels_of_2": inputs_of("terngrad:dense_below=8", "two-shot", 2),
+    "levels_of_3": inputs_of("terngrad:codec=two-bit,block=64,dense_below=8", "two-shot", 3, "bf16"),
+    "dense_fp32": inputs_of("fp32", "all-gather", 1),
+    "dense_fp16": inputs_of("fp16", "all-gather", 2),
+    "dense_bf16": inputs_of("bf16", "two-shot", 2),
+}
+
+
+def gradients_of(inputs: Inputs) -> list[list[float]]:
+    return [[int(number) / 64 for number in own.split()] for own in inputs["gradients_in_64ths"]]
+
+
+def open_buckets(inputs: Inputs) -> list[BucketCode]:
+    """One bucket for each rank, holding its gradient."""
+    sizes, dtype = inputs["sizes"], DENSE_TYPES[inputs["dtype"]]
+    segments = tuple(Segment(i, sum(sizes[:i]), size) for i, size in enumerate(sizes))
+    parameters = [ParameterInfo(f"p{i}", size, False) for i, size in enumerate(sizes)]
+    world_size = len(inputs["gradients_in_64ths"])
+    num_shards = world_size if inputs["exchange"] == "two-shot" else 1
+    buckets: list[BucketCode] = []
+    for rank, gradient in enumerate(gradients_of(inputs)):
+        coder = Coder(from_spec(inputs["method"]), parameters, rank, world_size, inputs["seed"])
+        frame = coder.frame(segments, dtype, coder.is_dense_step(inputs["step"], 0), num_shards)
+        buffer = torch.tensor(gradient).to(dtype)
+        buckets.append(BucketCode(coder, frame, buffer, inputs["bucket"], inputs["step"]))
+    return buckets
+
+
+def hex_of(tensor: Tensor) -> str:
+    return bytes(tensor.contiguous().view(torch.uint8).tolist()).hex()
+
+
+def bytes_of(rows: list[str]) -> Tensor:
+    """A tensor of messages, a row each."""
+    return torch.stack([torch.tensor(list(bytes.fromhex(row)), dtype=torch.uint8) for row in rows])
+
+
+def encode(inputs: Inputs) -> Outputs:
+    """The bytes that the current code makes of `inputs`."""
+    buckets = open_buckets(inputs)
+    frame, count = buckets[0].frame, len(buckets)
+    scalers = torch.zeros(count, frame.scalers_nbytes, dtype=torch.uint8)
+    if frame.num_units:
+        for bucket, message in zip(buckets, scalers, strict=True):
+            bucket.scalers_message(message)
+        for bucket in buckets:
+            bucket.take_scalers(scalers)
+    messages = torch.zeros(count, frame.num_shards, frame.nbytes, dtype=torch.uint8)
+    for bucket, own in zip(buckets, messages, strict=True):
+        bucket.encode(own)
+    sums = torch.zeros(count if inputs["exchange"] == "two-shot" else 0, frame.sum_nbytes, dtype=torch.uint8)
+    for rank, target in enumerate(sums):
+        buckets[rank].sum_shard(messages[:, rank], target)
+    if len(sums):
+        buckets[0].decode_sums(sums)
+    else:
+        buckets[0].decode(messages[:, 0])
+    return Outputs(
+        scalers=[hex_of(row) for row in scalers if len(row)],
+        messages=[[hex_of(row) for row in own] for own in messages],
+        sums=[hex_of(row) for row in sums],
+        average=hex_of(buckets[0].buffer),
+    )
+
+
+def decode(golden: Golden) -> str:
+    """The average that rank 0 reads from the stored bytes."""
+    inputs, outputs = golden["inputs"], golden["outputs"]
+    bucket = open_buckets(inputs)[0]
+    if outputs["scalers"]:
+        bucket.take_scalers(bytes_of(outputs["scalers"]))
+    if outputs["sums"]:
+        bucket.decode_sums(bytes_of(outputs["sums"]))
+    else:
+        bucket.decode(bytes_of([own[0] for own in outputs["messages"]]))
+    return hex_of(bucket.buffer)
+
+
+def load(name: str) -> Golden:
+    golden: Golden = json.loads((DIRECTORY / f"{name}.json").read_text())
+    return golden
+
+
+if __name__ == "__main__":
+    for case, given in CASES.items():
+        text = json.dumps(Golden(inputs=given, outputs=encode(given)), indent=1)
+        (DIRECTORY / f"{case}.json").write_text(text + "\n")
+        print(f"{case}.json: {len(text)} characters")

@@ -1,0 +1,93 @@
+"""Several ranks in one process: what the exchanges do, as copies between tensors."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from terngrad.codecs import Frame, Segment
+from terngrad.methods import BucketCode, Coder, Method, ParameterInfo
+
+
+def segments_of(sizes: Iterable[int]) -> tuple[Segment, ...]:
+    """A bucket of parameters 0, 1, ... of these sizes, one behind the other."""
+    segments: list[Segment] = []
+    source = 0
+    for index, size in enumerate(sizes):
+        segments.append(Segment(index, source, size))
+        source += size
+    return tuple(segments)
+
+
+def new_messages(count: int, num_bytes: int) -> Tensor:
+    return torch.zeros(count, num_bytes, dtype=torch.uint8)
+
+
+@dataclass
+class Ranks:
+    """The coders of all ranks, and one bucket of theirs."""
+
+    coders: list[Coder]
+    segments: tuple[Segment, ...]
+
+    @classmethod
+    def start(cls, method: Method, sizes: Sequence[int], world_size: int, seed: int = 1) -> Ranks:
+        parameters = [ParameterInfo(f"p{i}", size, i == len(sizes) - 1) for i, size in enumerate(sizes)]
+        coders = [Coder(method, parameters, rank, world_size, seed) for rank in range(world_size)]
+        return cls(coders, segments_of(sizes))
+
+    @property
+    def world_size(self) -> int:
+        return len(self.coders)
+
+    def frame(self, dtype: torch.dtype, num_shards: int, step: int = 0) -> Frame:
+        coder = self.coders[0]
+        return coder.frame(self.segments, dtype, coder.is_dense_step(step, 0), num_shards)
+
+    def encode(self, gradients: Sequence[Tensor], num_shards: int, step: int) -> tuple[list[BucketCode], Tensor]:
+        """Each rank's bucket, and their messages: (sender, shard, bytes). The gradients are not changed."""
+        codes: list[BucketCode] = []
+        for coder, gradient in zip(self.coders, gradients, strict=True):
+            frame = coder.frame(self.segments, gradient.dtype, coder.is_dense_step(step, 0), num_shards)
+            codes.append(BucketCode(coder, frame, gradient.clone(), 4, step))
+        frame = codes[0].frame
+        if frame.num_units:
+            scalers = new_messages(self.world_size, frame.scalers_nbytes)
+            for code, message in zip(codes, scalers, strict=True):
+                code.scalers_message(message)
+            for code in codes:
+                code.take_scalers(scalers)
+        messages = torch.zeros(self.world_size, num_shards, frame.nbytes, dtype=torch.uint8)
+        for code, own in zip(codes, messages, strict=True):
+            code.encode(own)
+        return codes, messages
+
+    def all_gather(self, gradients: Sequence[Tensor], step: int = 0) -> list[Tensor]:
+        """What each rank's buffer holds after a step."""
+        codes, messages = self.encode(gradients, 1, step)
+        for code in codes:
+            code.decode(messages[:, 0])
+        return [code.buffer for code in codes]
+
+    def two_shot(self, gradients: Sequence[Tensor], step: int = 0) -> list[Tensor]:
+        codes, messages = self.encode(gradients, self.world_size, step)
+        sums = self.sum_shards(codes, messages)
+        for code in codes:
+            code.decode_sums(sums)
+        return [code.buffer for code in codes]
+
+    def sum_shards(self, codes: Sequence[BucketCode], messages: Tensor) -> Tensor:
+        sums = new_messages(self.world_size, codes[0].frame.sum_nbytes)
+        for shard, code in enumerate(codes):
+            code.sum_shard(messages[:, shard].contiguous(), sums[shard])
+        return sums
+
+
+def gradients_of(ranks: Ranks, dtype: torch.dtype = torch.float32, seed: int = 0) -> list[Tensor]:
+    """Different normal gradients on every rank."""
+    generator = torch.Generator().manual_seed(seed)
+    numel = sum(segment.numel for segment in ranks.segments)
+    return [torch.randn(numel, generator=generator).to(dtype) for _ in ranks.coders]

@@ -1,0 +1,131 @@
+"""The benchmarks in a tiny configuration: that they run, what they write, and that their counters count."""
+
+from __future__ import annotations
+
+import json
+import socket
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+BENCHMARKS = Path(__file__).resolve().parents[2] / "benchmarks"
+TINY_KERNELS = ("--numel", "5003", "--repeats", "2", "--reference-numel", "1000", "--reference-repeats", "1")
+TINY_HOOKS = ("--link", "none", "--width", "64", "--depth", "3", "--batch", "2", "--steps", "2")
+
+
+@pytest.fixture(autouse=True)
+def _benchmarks_are_importable(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(str(BENCHMARKS))
+
+
+def run_benchmark(program: str, path: Path, *options: str) -> tuple[dict[str, Any], str]:
+    """What a benchmark wrote to its JSON file and to standard output."""
+    command = [sys.executable, str(BENCHMARKS / program), "--json", str(path), *options]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=200, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return json.loads(path.read_text()), done.stdout
+
+
+def assert_provenance(result: dict[str, Any]) -> None:
+    found = result["provenance"]
+    assert {"commit", "modified", "date", "versions", "backend", "cpu", "cpus", "cpu_time", "arguments"} <= found.keys()
+    assert {"python", "torch", "numpy", "terngrad"} <= found["versions"].keys()
+    assert "seed" in found["arguments"]
+
+
+def test_bench_kernels_writes_a_ratio_to_the_copy_for_every_kernel(tmp_path: Path) -> None:
+    result, table = run_benchmark("bench_kernels.py", tmp_path / "kernels.json", *TINY_KERNELS)
+    assert_provenance(result)
+    assert result["kernels"]["copy"]["ratio"]["median"] == 1
+    wanted = {"statistics", "encode two-bit", "encode base3", "average 2 two-bit", "average 2 base3", "error base3"}
+    wanted |= {f"{what} levels {count}" for what in ("sum", "average") for count in (2, 4)} | {"cast to fp16"}
+    assert wanted <= result["kernels"].keys()
+    for name, found in result["kernels"].items():
+        assert found["ms"]["low"] <= found["ms"]["median"] <= found["ms"]["high"]
+        assert found["ratio"]["pairs"] == 2
+        assert name in table
+
+
+@pytest.mark.distributed
+def test_bench_hooks_writes_times_and_bytes_of_every_method(tmp_path: Path) -> None:
+    methods = ["no-sync", "ddp", "ddp-fp16", "powersgd-1", "fp16", "terngrad:dense_below=0"]
+    result, table = run_benchmark("bench_hooks.py", tmp_path / "hooks.json", *TINY_HOOKS, "--methods", *methods)
+    assert_provenance(result)
+    assert list(result["methods"]) == methods
+    for name, found in result["methods"].items():
+        assert found["speedup"]["ddp"]["pairs"] == result["pairs"] == 2
+        assert found["seconds"]["median"] > 0
+        assert name in table
+    dense = 4 * result["num_parameters"]  # a ring of two sends the gradient once
+    assert result["methods"]["ddp"]["bytes_per_step"]["socket_sent"] == pytest.approx(dense, rel=0.05)
+    ternary = result["methods"]["terngrad:dense_below=0"]
+    assert ternary["bits_per_parameter"] < 3
+    assert ternary["phases_s"].keys() == {"encode_s", "exchange_s", "decode_s"}
+    assert result["methods"]["fp16"]["stats_to_socket"] == pytest.approx(1, rel=0.05)
+
+
+@pytest.mark.distributed
+def test_bench_hooks_reports_overhead_as_a_ratio_to_plain_ddp(tmp_path: Path) -> None:
+    result, _ = run_benchmark("bench_hooks.py", tmp_path / "overhead.json", *TINY_HOOKS, "--overhead")
+    assert_provenance(result)
+    assert result["methods"]["ddp"]["ratio"]["median"] == 1
+    assert result["methods"]["terngrad"]["ratio"]["pairs"] == 2
+
+
+@pytest.mark.distributed
+def test_bench_hooks_reports_memory_beyond_plain_ddp(tmp_path: Path) -> None:
+    options = (*TINY_HOOKS, "--memory", "--sample-steps", "1", "2", "--methods", "ddp", "terngrad")
+    result, _ = run_benchmark("bench_hooks.py", tmp_path / "memory.json", *options)
+    assert_provenance(result)
+    samples = result["methods"]["terngrad"]
+    assert [sample["step"] for sample in samples] == [1, 2]
+    assert samples[0]["scratch_bytes"] > 0
+    assert all({"rss_bytes", "peak_bytes", "extra_rss", "extra_peak"} <= sample.keys() for sample in samples)
+
+
+def test_a_link_that_cannot_be_made_is_an_error_that_names_the_way_out() -> None:
+    command = [sys.executable, str(BENCHMARKS / "bench_hooks.py"), "--link", "1gbit"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=100, env={"PATH": ""}, check=False)
+    assert done.returncode != 0
+    assert "--link none" in done.stderr
+    assert "iproute2" in done.stderr
+
+
+def test_socket_counters_are_the_bytes_that_were_sent() -> None:
+    import wire
+
+    with socket.create_server(("127.0.0.1", 0)) as server, socket.create_connection(server.getsockname()) as sender:
+        receiver, _ = server.accept()
+        with receiver:
+            before = wire.read_counts("lo")
+            sender.sendall(bytes(10_000))
+            assert len(receiver.recv(10_000, socket.MSG_WAITALL)) == 10_000
+            moved = wire.read_counts("lo") - before
+    assert moved.socket_sent == 10_000
+    assert moved.socket_received == 10_000
+    assert moved.interface_sent > 10_000
+
+
+def test_a_network_is_gone_after_an_error_inside_it() -> None:
+    import network
+
+    if network.missing():
+        pytest.skip(f"needs {network.missing()}")
+    seen: list[str] = []
+    try:
+        with network.Network(2, "1gbit") as made:
+            seen = namespaces(made.prefix)
+            raise ZeroDivisionError
+    except RuntimeError as error:
+        pytest.skip(str(error))  # the root of a container may not be allowed to make one
+    except ZeroDivisionError:
+        assert len(seen) == 3  # two hosts and the switch
+        assert namespaces(made.prefix) == []
+
+
+def namespaces(prefix: str) -> list[str]:
+    listed = subprocess.run(["ip", "netns", "list"], capture_output=True, text=True, check=True).stdout
+    return [line for line in listed.splitlines() if line.startswith(prefix)]
