@@ -11,7 +11,9 @@ from torch import Tensor
 
 def done(value: Tensor) -> torch.futures.Future[Tensor]:
     """A future that has its value already."""
-    future: torch.futures.Future[Tensor] = torch.futures.Future()
+    future: torch.futures.Future[Tensor] = torch.futures.Future(
+        devices=[] if value.device.type == "cpu" else [value.device]
+    )
     future.set_result(value)
     return future
 

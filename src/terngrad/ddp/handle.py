@@ -14,12 +14,12 @@ from terngrad.ddp.futures import after_backward, done, plain_average
 from terngrad.ddp.lane import Lane
 from terngrad.ddp.phases import Phases
 from terngrad.ddp.scratch import Scratch
-from terngrad.ddp.stage import Stage
+from terngrad.ddp.stage import Stage, naming
 from terngrad.ddp.statistics import Counters, summary
 from terngrad.ddp.task import BucketTask, CallTask, SparseTask
 from terngrad.ddp.verify import verify
 from terngrad.errors import ConfigurationError
-from terngrad.exchange import EXCHANGES, AllGather, Channel, Transfer, predicted_seconds
+from terngrad.exchange import EXCHANGES, AllGather, Channel, Transfer, own_group, predicted_seconds
 from terngrad.methods import BucketCode, Coder, Dense, Method, ParameterInfo, TernGrad, from_spec
 
 _STATE_FORMAT = 1
@@ -99,7 +99,8 @@ class Handle:
         self._exchange = exchange
         self._verify_every = verify_every
         self._measure_every = measure_every
-        self._channel = Channel(dist.new_group(dist.get_process_group_ranks(group), use_local_synchronization=True))
+        with naming(lambda: f"rank {dist.get_rank(group)}, attach"):
+            self._channel = Channel(own_group(group))
         self._lane = Lane()
         self._phases = Phases()
         self._scratch = (Scratch(), Scratch())
@@ -196,19 +197,27 @@ class Handle:
         buffer = bucket.buffer()
         if not self._attached:
             return plain_average(self._group, buffer)
+        in_backward = torch._C._current_graph_task_id() != -1  # not so on a rank that has joined early
         if self._lane.error is not None:
-            raise self._lane.error
+            return self._give_up(bucket, in_backward)
         step = self._step
         if bucket.is_last():
             self._step += 1
             self._counters.num_steps += 1
         if self._channel.world_size == 1:
             return done(buffer)
-        in_backward = torch._C._current_graph_task_id() != -1  # not so on a rank that has joined early
         if bucket.index() == 0:
             self._begin_step(step, in_backward, buffer.device)
         future = self._submit(bucket, buffer, step)
         return future if in_backward else future.then(self._value_or_failure)
+
+    def _give_up(self, bucket: Bucket, in_backward: bool) -> torch.futures.Future[Tensor]:
+        """Lets DDP come to the end of its bookkeeping, or the next forward pass would complain of that; then raises."""
+        if not in_backward:
+            self._raise_failure()
+        if bucket.index() == 0:
+            after_backward(self._raise_failure)
+        return done(bucket.buffer())
 
     def _begin_step(self, step: int, in_backward: bool, device: torch.device) -> None:
         if in_backward:
@@ -311,10 +320,12 @@ class Handle:
             "parameters": [(name, tuple(p.shape)) for name, p in self._parameters.items()],
             **changes,
         }
+        self._raise_failure()
         everyone: list[Any] = [None] * self._channel.world_size
 
         def gather() -> None:
-            dist.all_gather_object(everyone, mine, group=self._channel.group)
+            with naming(lambda: f"rank {self._channel.rank}, step {self._step}, {action}"):
+                dist.all_gather_object(everyone, mine, group=self._channel.group)
 
         if self._channel.world_size == 1:
             return

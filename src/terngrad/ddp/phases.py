@@ -13,7 +13,7 @@ class Phases:
     """Seconds spent in each phase, and the phase that is running or ran last."""
 
     def __init__(self) -> None:
-        self.seconds = {"encode": 0.0, "exchange": 0.0, "decode": 0.0, "verify": 0.0}
+        self.seconds = {"encode": 0.0, "exchange": 0.0, "decode": 0.0, "measure": 0.0, "verify": 0.0}
         self.current = "none"
 
     @contextmanager

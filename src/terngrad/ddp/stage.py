@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
@@ -38,6 +38,19 @@ class DeviceOrder:
         return nullcontext() if self._module is None else self._on_stream()
 
 
+@contextmanager
+def naming(where: Callable[[], str]) -> Iterator[None]:
+    """Turns torch's error of a collective into one that says where it was."""
+    try:
+        yield
+    except TerngradError:
+        raise
+    except RuntimeError as error:
+        raise ExchangeError(
+            f"{where()}: {error}. A peer has died, hangs or is out of step; look for the first error among all ranks"
+        ) from error
+
+
 class Stage:
     """Where a task is: entered around each of its stages."""
 
@@ -48,14 +61,6 @@ class Stage:
 
     @contextmanager
     def __call__(self) -> Iterator[None]:
-        """Turns torch's error of a collective into one that names step, bucket and phase."""
-        try:
-            with self.on_device():
-                yield
-        except TerngradError:
-            raise
-        except RuntimeError as error:
-            raise ExchangeError(
-                f"{self.where}, phase {self.phases.current}: {error}. A peer has died, hangs or is out of step; look "
-                "for the first error among all ranks"
-            ) from error
+        """Has errors of collectives name step, bucket and phase."""
+        with naming(lambda: f"{self.where}, phase {self.phases.current}"), self.on_device():
+            yield

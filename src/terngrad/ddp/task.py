@@ -43,7 +43,8 @@ class BucketTask:
                 self._share_scalers()
             messages = self._transfer.send(self._code)
             if self._measured:
-                self._code.measure(messages)
+                with self._stage.phases("measure"):
+                    self._code.measure(messages)
 
     def forward(self) -> None:
         with self._stage():

@@ -18,6 +18,12 @@ SMALL_BYTES = 1 << 15  # up to here an all-gather is left to torch; measured on 
 _torch_all_gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
 
 
+def own_group(group: dist.ProcessGroup) -> dist.ProcessGroup:
+    """A new group of the same ranks for one channel alone, with the same timeout: torch's default is half an hour."""
+    timeout = group._get_backend(group._device_types[0]).options._timeout
+    return dist.new_group(dist.get_process_group_ranks(group), timeout=timeout, use_local_synchronization=True)
+
+
 class Pending:
     """What has been posted and not yet waited for."""
 
