@@ -59,7 +59,7 @@ def run_ranks(
     `function` must be importable. Ranks in `expect_dead` need not answer. Fails rather than hang.
     """
     context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["torch", "terngrad"])
+    context.set_forkserver_preload(["torch", "torch._dynamo", "terngrad"])  # DDP imports _dynamo, which takes seconds
     results = context.Queue()
     with tempfile.TemporaryDirectory() as folder:
         store = f"{folder}/store"
@@ -85,8 +85,8 @@ def run_ranks(
                 outcomes[rank] = outcome
                 missing.discard(rank)
         finally:
-            for process in processes:
-                process.join(timeout=5 if not missing else 0.1)
+            for rank, process in enumerate(processes):
+                process.join(timeout=0.1 if missing or rank in expect_dead else 5)
                 if process.is_alive():
                     process.kill()
                     process.join()

@@ -221,10 +221,11 @@ class Fuzzer:
 def fuzz(native: Any, num_examples: int) -> Counter[str]:
     fuzzer = Fuzzer(native)
     isas: list[str] = native.available()
+    checks = list(HealthCheck)
+    limits = settings(max_examples=num_examples, deadline=None, database=None, suppress_health_check=checks)
     for kernel in (
         fuzzer.statistics, fuzzer.ternarize, fuzzer.means, fuzzer.sum_levels, fuzzer.mean_levels, fuzzer.error,
     ):  # fmt: skip
-        limits = settings(max_examples=num_examples, deadline=None, database=None, suppress_health_check=list(HealthCheck))
         seed(0)(limits(given(cases(isas))(kernel)))()
     for isa in isas:
         fuzzer.other_arguments(isa)

@@ -70,6 +70,7 @@ class Ranks:
         codes, messages = self.encode(gradients, 1, step)
         for code in codes:
             code.decode(messages[:, 0])
+            code.coder.end_step()
         return [code.buffer for code in codes]
 
     def two_shot(self, gradients: Sequence[Tensor], step: int = 0) -> list[Tensor]:
@@ -77,6 +78,7 @@ class Ranks:
         sums = self.sum_shards(codes, messages)
         for code in codes:
             code.decode_sums(sums)
+            code.coder.end_step()
         return [code.buffer for code in codes]
 
     def sum_shards(self, codes: Sequence[BucketCode], messages: Tensor) -> Tensor:

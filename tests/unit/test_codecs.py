@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -166,9 +167,10 @@ def test_levels_of_a_sum_take_little_more_than_their_entropy_bound(world_size: i
 def test_a_header_is_52_bytes_and_differs_in_every_field() -> None:
     base = Header(Body.BASE3, DenseType.FP16, 1, 2, 3, 4, 5, 6, 7)
     others = [
-        Header(Body.TWO_BIT, DenseType.FP16, 1, 2, 3, 4, 5, 6, 7), Header(Body.BASE3, DenseType.FP32, 1, 2, 3, 4, 5, 6, 7),
+        replace(base, body=Body.TWO_BIT),
+        replace(base, dense_type=DenseType.FP32),
         *(Header(Body.BASE3, DenseType.FP16, *(v + (i == k) for k, v in enumerate(range(1, 8)))) for i in range(7)),
-    ]  # fmt: skip
+    ]
     assert len({header.pack() for header in (base, *others)}) == 10
     assert all(len(header.pack()) == HEADER_BYTES == 52 for header in (base, *others))
 
@@ -281,7 +283,7 @@ def test_codes_that_no_encoder_writes_are_refused_at_every_byte(
     for i, byte in enumerate(range(HEADER_BYTES, end)):
         clean = int(messages[i % 2, byte])
         messages[i % 2, byte] = values[i % len(values)]
-        with pytest.raises(WireError, match="step 5, bucket 4: .* codes that no encoder writes"):
+        with pytest.raises(WireError, match=r"step 5, bucket 4: .* codes that no encoder writes"):
             read(messages)
         messages[i % 2, byte] = clean
     assert end - HEADER_BYTES > 2 * len(values)

@@ -13,8 +13,17 @@ from torch import Tensor
 
 from terngrad.errors import ConfigurationError
 from terngrad.kernels import (
-    Code, Kernels, Runs, backend, backends, kernels_for, level_rows, packed_bytes, reference, set_backend,
-)  # fmt: skip
+    Code,
+    Kernels,
+    Runs,
+    backend,
+    backends,
+    kernels_for,
+    level_rows,
+    packed_bytes,
+    reference,
+    set_backend,
+)
 
 CPU = torch.device("cpu")
 NATIVE = [name for name in backends() if name.startswith("native:")]

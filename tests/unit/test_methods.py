@@ -17,7 +17,7 @@ from torch import Tensor
 
 from terngrad.codecs import CODES, DENSE_TYPES
 from terngrad.errors import ConfigurationError
-from terngrad.kernels import Statistics, reference
+from terngrad.kernels import Code, Statistics, kernels_for, reference
 from terngrad.methods import Dense, Method, ParameterInfo, TernGrad, from_spec
 
 SIZES = (500, 3, 161, 1000, 40)
@@ -285,6 +285,24 @@ def test_the_ternary_average_is_a_multiple_of_the_shared_scaler(world_size: int)
         assert 0 < multiples.abs().max() <= world_size
 
 
+def test_equal_gradients_are_drawn_anew_on_every_rank_in_every_step_for_every_parameter_and_seed() -> None:
+    """500 values of |g| / s = 1/2 agree by chance in about 250 places; fixed seeds, and 350 would be 9 deviations."""
+    sizes = (500, 500)
+    gradient = torch.full((1000,), 0.5)
+    gradient[0] = gradient[500] = 1.0
+    found: list[Tensor] = []
+    for seed, step in ((1, 0), (1, 1), (2, 0)):
+        ranks = Ranks.start(replace(TERNARY, clip=0.0, shared=False), sizes, 2, seed)
+        codes, messages = ranks.encode([gradient, gradient], 1, step)
+        for own in messages:
+            kernels_for(own.device).mean_shared(
+                codes[0].buffer, codes[0].frame.runs, list(own), torch.ones(2), Code.BASE3
+            )
+            found.extend(codes[0].buffer.clone().split(500))
+    for i, one in enumerate(found):
+        assert all(150 < int((one == other).sum()) < 350 for other in found[:i])
+
+
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("codec", CODES)
 def test_with_own_scalers_every_rank_counts_with_its_own(codec: str, dtype: torch.dtype) -> None:
@@ -298,7 +316,7 @@ def test_with_own_scalers_every_rank_counts_with_its_own(codec: str, dtype: torc
         small, large = (torch.tensor(limit_of(TERNARY, gradient[part])) for gradient in gradients)
         possible = torch.stack([(a * small + b * large) * 0.5 for a in (-1, 0, 1) for b in (-1, 0, 1)]).to(dtype)
         assert torch.isin(average[part], possible).all()
-        assert len(average[part].unique()) == 9
+        assert len(set(average[part].tolist())) == 9
 
 
 @pytest.mark.statistical
@@ -497,7 +515,7 @@ def copy_residuals(ranks: Ranks) -> list[dict[int, Tensor]]:
 
 
 @pytest.mark.parametrize("exchange", ["all_gather", "two_shot"])
-def test_a_void_step_leaves_the_residuals_of_its_segment_as_they_were_on_all_ranks(exchange: str) -> None:
+def test_a_void_step_leaves_all_residuals_as_they_were_on_all_ranks(exchange: str) -> None:
     ranks = Ranks.start(FEEDBACK, SIZES, 3)
     ranks.all_gather(gradients_of(ranks))
     before = copy_residuals(ranks)
@@ -505,8 +523,7 @@ def test_a_void_step_leaves_the_residuals_of_its_segment_as_they_were_on_all_ran
     gradients[2][17] = math.nan
     getattr(ranks, exchange)(gradients, 1)
     for old, coder in zip(before, ranks.coders, strict=True):
-        assert same_bits(coder.residuals[0], old[0])
-        assert not torch.equal(coder.residuals[2], old[2])
+        assert all(same_bits(coder.residuals[index], kept) for index, kept in old.items())
     assert all(found.isfinite().all() for found in getattr(ranks, exchange)(gradients_of(ranks, seed=2), 2))
 
 
@@ -524,7 +541,7 @@ def test_draining_sends_all_that_was_kept_and_keeps_nothing(exchange: str) -> No
     assert torch.equal(getattr(ranks, exchange)(zeros, 2)[0], zeros[0])
 
 
-def test_a_drain_that_is_void_keeps_the_residuals_of_its_segment() -> None:
+def test_a_drain_that_is_void_keeps_the_residuals_and_drains_the_next_step() -> None:
     ranks = Ranks.start(FEEDBACK, SIZES, 2)
     ranks.all_gather(gradients_of(ranks))
     before = copy_residuals(ranks)
@@ -534,8 +551,10 @@ def test_a_drain_that_is_void_keeps_the_residuals_of_its_segment() -> None:
     gradients[0][17] = math.inf
     ranks.all_gather(gradients, 1)
     for old, coder in zip(before, ranks.coders, strict=True):
-        assert list(coder.residuals) == [0]
-        assert same_bits(coder.residuals[0], old[0])
+        assert all(same_bits(coder.residuals[index], kept) for index, kept in old.items())
+        assert coder.draining
+    ranks.all_gather(gradients_of(ranks, seed=2), 2)
+    assert all(not coder.residuals and not coder.draining for coder in ranks.coders)
 
 
 @pytest.mark.parametrize("method", [TERNARY, Dense()], ids=["ternary", "dense"])

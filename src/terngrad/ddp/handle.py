@@ -9,9 +9,11 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from terngrad.codecs import DENSE_TYPES, Segment
+from terngrad.codecs import Segment
+from terngrad.ddp.checks import check_exchange, check_types, problem_with_state, require_same
 from terngrad.ddp.futures import after_backward, done, plain_average
 from terngrad.ddp.lane import Lane
+from terngrad.ddp.parameters import averaged_parameters, describe
 from terngrad.ddp.phases import Phases
 from terngrad.ddp.scratch import Scratch
 from terngrad.ddp.stage import Stage, naming
@@ -20,7 +22,7 @@ from terngrad.ddp.task import BucketTask, CallTask, SparseTask
 from terngrad.ddp.verify import verify
 from terngrad.errors import ConfigurationError
 from terngrad.exchange import EXCHANGES, AllGather, Channel, Transfer, own_group, predicted_seconds
-from terngrad.methods import BucketCode, Coder, Dense, Method, ParameterInfo, TernGrad, from_spec
+from terngrad.methods import BucketCode, Coder, Method, TernGrad, from_spec
 
 _STATE_FORMAT = 1
 
@@ -28,39 +30,6 @@ _STATE_FORMAT = 1
 def as_method(method: Method | str) -> Method:
     """A method, from itself or from its spec."""
     return from_spec(method) if isinstance(method, str) else method
-
-
-def _averaged(module: nn.Module) -> dict[str, nn.Parameter]:
-    """The parameters that are DDP's business, by their names in the bare model, whether compiled or not."""
-    ignored = set(getattr(module, "_ddp_params_and_buffers_to_ignore", ()))
-    return {name.replace("_orig_mod.", ""): p for name, p in module.named_parameters() if name not in ignored}
-
-
-def _describe(parameters: Mapping[str, nn.Parameter]) -> list[ParameterInfo]:
-    """All parameters in the order of registration; the last layer is the module that owns the last of them."""
-    last = list(parameters)[-1].rpartition(".")[0] if parameters else ""
-    return [ParameterInfo(name, p.numel(), name.rpartition(".")[0] == last) for name, p in parameters.items()]
-
-
-def _check_types(parameters: Mapping[str, nn.Parameter], method: Method) -> None:
-    allowed = {*DENSE_TYPES.values()} | ({torch.float64} if isinstance(method, Dense) else set())
-    for name, parameter in parameters.items():
-        if parameter.requires_grad and parameter.dtype not in allowed:
-            raise ConfigurationError(
-                f"{name} is {parameter.dtype}: {method.spec} takes gradients of "
-                f"{', '.join(sorted(str(dtype) for dtype in allowed))}; convert the parameter to one of these"
-            )
-
-
-def _check_exchange(exchange: str, method: Method) -> None:
-    names = ("auto", *EXCHANGES)
-    if exchange not in names:
-        raise ConfigurationError(f"exchange={exchange!r}: there is {', '.join(names)}; pass one of these")
-    if isinstance(method, TernGrad) and not method.shared and exchange not in ("auto", AllGather.name):
-        raise ConfigurationError(
-            f"exchange={exchange!r} with TernGrad(shared=False): sums of codes with different scalers are no integers; "
-            "pass shared=True, or exchange='all-gather'"
-        )
 
 
 class Bucket(Protocol):
@@ -87,14 +56,14 @@ class Handle:
         measure_every: int = 100,
     ) -> None:
         method = as_method(method)
-        _check_exchange(exchange, method)
+        check_exchange(exchange, method)
         if verify_every < 0 or measure_every < 0:
             raise ConfigurationError(
                 f"verify_every={verify_every}, measure_every={measure_every}: both must be >= 0; 0 turns them off"
             )
         self._group = group
-        self._parameters = _averaged(module)
-        _check_types(self._parameters, method)
+        self._parameters = averaged_parameters(module)
+        check_types(self._parameters, method)
         self._index = {id(p): i for i, p in enumerate(self._parameters.values())}
         self._exchange = exchange
         self._verify_every = verify_every
@@ -104,7 +73,7 @@ class Handle:
         self._lane = Lane()
         self._phases = Phases()
         self._scratch = (Scratch(), Scratch())
-        self._coder = Coder(method, _describe(self._parameters), self._channel.rank, self._channel.world_size, seed)
+        self._coder = Coder(method, describe(self._parameters), self._channel.rank, self._channel.world_size, seed)
         self._counters = Counters()
         self._segments: dict[tuple[int, ...], tuple[Segment, ...]] = {}
         self._step = 0
@@ -145,8 +114,8 @@ class Handle:
     def set_method(self, method: Method | str) -> None:
         """Changes the method from the next step on. Residuals are kept, and sent by the first step that keeps none."""
         method = as_method(method)
-        _check_exchange(self._exchange, method)
-        _check_types(self._parameters, method)
+        check_exchange(self._exchange, method)
+        check_types(self._parameters, method)
         self._agree("set_method", method=method.spec)
         self._coder.set_method(method)
 
@@ -177,8 +146,11 @@ class Handle:
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Continues where `state_dict` was taken. Refuses what this handle cannot continue exactly."""
-        self._check_state(state)
+        """Continues where `state_dict` was taken. Refuses, on all ranks, what one of them cannot continue exactly."""
+        problem = self._problem_with(state)
+        self._agree("load_state_dict", state=problem or "usable", step=state.get("step"), seed=state.get("seed"))
+        if problem:
+            raise ConfigurationError(f"load_state_dict: {problem}")
         index = {name: i for i, name in enumerate(self._parameters)}
         self._coder.seed = state["seed"]
         self._step = state["step"]
@@ -188,7 +160,15 @@ class Handle:
             index[name]: residual.to(self._parameters[name].device, copy=True)
             for name, residual in state["residuals"].items()
         }
-        self._agree("load_state_dict")
+
+    def _problem_with(self, state: Mapping[str, Any]) -> str | None:
+        mine = {
+            "format": _STATE_FORMAT,
+            "method": self.method.spec,
+            "world_size": self._channel.world_size,
+            "rank": self._channel.rank,
+        }
+        return problem_with_state(state, mine, self._parameters)
 
     # For DDP
 
@@ -205,6 +185,7 @@ class Handle:
             self._step += 1
             self._counters.num_steps += 1
         if self._channel.world_size == 1:
+            self._coder.draining = False
             return done(buffer)
         if bucket.index() == 0:
             self._begin_step(step, in_backward, buffer.device)
@@ -243,7 +224,7 @@ class Handle:
             # Even a failed bucket completes its future, so that DDP ends its own bookkeeping; the failure is raised
             # right after that, by after_backward.
             if last and error is None:
-                self._coder.draining = False
+                self._coder.end_step()
             with stage.on_device():
                 future.set_result(buffer)
 
@@ -330,31 +311,4 @@ class Handle:
         if self._channel.world_size == 1:
             return
         self._lane.call(gather)
-        for key in mine:
-            values = [settings[key] for settings in everyone]
-            if any(value != values[0] for value in values):
-                shown = values if key != "parameters" else [f"{len(value)} parameters" for value in values]
-                text = "; ".join(f"rank {rank}: {value}" for rank, value in enumerate(shown))
-                raise ConfigurationError(f"{action}: ranks differ in {key} ({text}); pass the same on every rank")
-
-    def _check_state(self, state: Mapping[str, Any]) -> None:
-        def require(key: str, mine: object, advice: str) -> None:
-            if state[key] != mine:
-                raise ConfigurationError(
-                    f"load_state_dict: {key} is {state[key]!r}, this handle has {mine!r}; {advice}"
-                )
-
-        require("format", _STATE_FORMAT, "load it with the terngrad that wrote it")
-        require("method", self.method.spec, "attach with, or set_method to, the method that was saved")
-        unknown = sorted(set(state["residuals"]) - set(self._parameters))
-        if unknown:
-            raise ConfigurationError(f"load_state_dict: residuals of {unknown[:5]}, which this model does not have")
-        for name, residual in state["residuals"].items():
-            if residual.numel() != self._parameters[name].numel():
-                raise ConfigurationError(
-                    f"load_state_dict: the residual of {name} has {residual.numel()} elements, the parameter has "
-                    f"{self._parameters[name].numel()}; load it into the model that wrote it"
-                )
-        if state["residuals"]:
-            require("world_size", self._channel.world_size, "residuals belong to a rank; resume with as many, or drain")
-            require("rank", self._channel.rank, "every rank loads the state that it saved itself")
+        require_same(action, everyone)

@@ -62,9 +62,8 @@ class BucketTask:
         received = self._take("scalers", self._channel.world_size, size)
         with self._stage.phases("encode"):
             self._code.scalers_message(received[self._channel.rank])
-        pending = self._channel.all_gather(received)
         with self._stage.phases("exchange"):
-            pending.wait()
+            self._channel.all_gather(received).wait()
         with self._stage.phases("encode"):
             self._code.take_scalers(received)
 

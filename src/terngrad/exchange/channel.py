@@ -21,7 +21,9 @@ _torch_all_gather = getattr(dist, "all_gather_single", None) or dist.all_gather_
 def own_group(group: dist.ProcessGroup) -> dist.ProcessGroup:
     """A new group of the same ranks for one channel alone, with the same timeout: torch's default is half an hour."""
     timeout = group._get_backend(group._device_types[0]).options._timeout
-    return dist.new_group(dist.get_process_group_ranks(group), timeout=timeout, use_local_synchronization=True)
+    ranks = dist.get_process_group_ranks(group)
+    own: dist.ProcessGroup = dist.new_group(ranks, timeout=timeout, use_local_synchronization=True)
+    return own
 
 
 class Pending:

@@ -97,7 +97,8 @@ class AllGather(Transfer):
         messages = self._own(self._received)
         with self.phase("encode"):
             code.encode(messages)
-        self._pending = self.channel.all_gather(self._received)
+        with self.phase("exchange"):
+            self._pending = self.channel.all_gather(self._received)
         return messages
 
     def receive(self, code: Reducible) -> None:
@@ -125,7 +126,8 @@ class TwoShot(Transfer):
         with self.phase("encode"):
             code.encode(messages)
         self._received = self.scratch("received", count, self.sizes.nbytes)
-        self._pending = self.channel.all_to_all(self._received, messages)
+        with self.phase("exchange"):
+            self._pending = self.channel.all_to_all(self._received, messages)
         return messages
 
     def forward(self, code: Reducible) -> None:
@@ -133,7 +135,8 @@ class TwoShot(Transfer):
         self._sums = self.scratch("sums", self.channel.world_size, self.sizes.sum_nbytes)
         with self.phase("decode"):
             code.sum_shard(self._received, self._own(self._sums)[0])
-        self._pending = self.channel.all_gather(self._sums)
+        with self.phase("exchange"):
+            self._pending = self.channel.all_gather(self._sums)
 
     def receive(self, code: Reducible) -> None:
         self._wait(self._pending)

@@ -5,8 +5,9 @@ Nothing here depends on how the messages travel. State belongs to parameters; wh
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 
 import numpy as np
 import torch
@@ -15,7 +16,7 @@ from torch import Tensor
 from terngrad.codecs import Body, DenseType, Frame, Header, Segment
 from terngrad.codecs.header import HEADER_BYTES
 from terngrad.errors import WireError
-from terngrad.kernels import Code, draw_keys, kernels_for
+from terngrad.kernels import Code, Runs, draw_keys, kernels_for
 from terngrad.methods.base import Method, ParameterInfo
 from terngrad.methods.terngrad import TernGrad
 
@@ -40,6 +41,8 @@ class Coder:
     world_size: int
     seed: int
     residuals: dict[int, Tensor] = field(default_factory=dict)  # by parameter index
+    next_residuals: dict[int, Tensor | None] = field(default_factory=dict)  # as they will be, if the step is not void
+    is_void: bool = False  # an average of this step is not finite, so its gradients will not be used
     measured: dict[int, Measured] = field(default_factory=dict)
     draining: bool = False
     _frames: dict[object, Frame] = field(default_factory=dict)
@@ -69,6 +72,18 @@ class Coder:
     def is_dense_step(self, step: int, epoch: int) -> bool:
         """Whether all of a bucket is sent dense in this step."""
         return self.draining or self.method.is_dense_step(step, epoch)
+
+    def end_step(self) -> None:
+        """After the last bucket: takes over the new residuals, or keeps the old ones if an average was not finite."""
+        if not self.is_void:
+            for index, residual in self.next_residuals.items():
+                if residual is None:
+                    self.residuals.pop(index, None)
+                else:
+                    self.residuals[index] = residual
+        self.next_residuals.clear()
+        self.draining = self.draining and self.is_void  # a void step has sent nothing
+        self.is_void = False
 
 
 class BucketCode:
@@ -157,9 +172,10 @@ class BucketCode:
                 good = self._kernels.mean_shared(self.buffer, frame.runs, payloads, scale, frame.code)
             else:
                 good = self._kernels.mean_own(self.buffer, frame.runs, payloads, self._scale, frame.code)
-            self._require_good(good)
+            if not good:
+                raise self._bad_codes(lambda rank: self._are_codes(frame.runs, payloads[rank]))
         self._write_dense(0, self._dense_mean(payloads, 0))
-        self._drop_sent_residuals()
+        self._settle_residuals()
 
     def sum_shard(self, messages: Tensor, target: Tensor) -> None:
         """Adds up all ranks' messages of this rank's shard and writes the message of the sum."""
@@ -169,7 +185,8 @@ class BucketCode:
             self._codes_header(rank, own).check(message)
         payloads = list(messages)
         self._sums_header(own).write(target)
-        self._require_good(self._kernels.sum_levels(shard.runs, payloads, frame.code, target))
+        if not self._kernels.sum_levels(shard.runs, payloads, frame.code, target):
+            raise self._bad_codes(lambda rank: self._are_codes(shard.runs, payloads[rank]))
         if shard.dense:
             frame.dense_part(target, shard, sums=True).copy_(self._dense_mean(payloads, own))
 
@@ -180,12 +197,13 @@ class BucketCode:
             self._sums_header(rank).check(message)
         if frame.ternary:
             scale = self._scale / self.coder.world_size
-            self._require_good(
-                self._kernels.mean_levels(self.buffer, frame.runs, messages.view(-1), self.coder.world_size, scale)
-            )
+            mean_levels = partial(self._kernels.mean_levels, num_payloads=self.coder.world_size, scale=scale)
+            if not mean_levels(self.buffer, frame.runs, levels=messages.view(-1)):
+                scratch = torch.empty_like(self.buffer)
+                raise self._bad_codes(lambda rank: mean_levels(scratch, frame.shards[rank].runs, levels=messages[rank]))
         for i, message in enumerate(messages):
             self._write_dense(i, frame.dense_part(message, frame.shards[i], sums=True))
-        self._drop_sent_residuals()
+        self._settle_residuals()
 
     # Parts
 
@@ -224,12 +242,18 @@ class BucketCode:
             part.num_dense, frame.sum_nbytes,
         )  # fmt: skip
 
-    def _require_good(self, good: bool) -> None:
-        if not good:
-            raise WireError(
-                f"step {self.step}, bucket {self.bucket}: a message holds codes that no encoder writes; it was "
-                "corrupted on its way"
-            )
+    def _are_codes(self, runs: Runs, payload: Tensor) -> bool:
+        """Whether an encoder could have written one message's codes."""
+        room = torch.empty(self.frame.sum_nbytes, dtype=torch.uint8, device=payload.device)
+        return self._kernels.sum_levels(runs, [payload], self.frame.code, room)
+
+    def _bad_codes(self, is_good: Callable[[int], bool]) -> WireError:
+        """The error for codes that no encoder writes; `is_good` is asked for each rank, to name the sender."""
+        sender = next(rank for rank in range(self.coder.world_size) if not is_good(rank))
+        return WireError(
+            f"message from rank {sender}, step {self.step}, bucket {self.bucket}: holds codes that no encoder writes; "
+            "it was corrupted on its way"
+        )
 
     # Residuals: what was not sent, added to the next gradient
 
@@ -242,19 +266,18 @@ class BucketCode:
                 self._view(segment).add_(self.coder.residuals[segment.index])
 
     def _keep_residuals(self, messages: Tensor) -> None:
-        """residual = gradient - what this rank's codes say, where the scaler is finite on all ranks."""
+        """The next residual is the gradient less what this rank's codes say."""
         sent = torch.zeros_like(self.buffer)
         self._kernels.mean_shared(sent, self.frame.runs, [messages], self._own_scale, self.frame.code)
-        scalers = self._scale if self._scale.dim() == 1 else self._scale.amax(dim=0)
-        for segment, units in zip(self.frame.ternary, self.frame.units, strict=True):
-            if bool(torch.isfinite(scalers[units]).all()):
-                kept = self._view(segment) - sent[segment.source : segment.source + segment.numel]
-                self.coder.residuals[segment.index] = kept
+        for segment in self.frame.ternary:
+            kept = self._view(segment) - sent[segment.source : segment.source + segment.numel]
+            self.coder.next_residuals[segment.index] = kept
 
-    def _drop_sent_residuals(self) -> None:
-        """What keeps no residual has sent the one it had, unless the step is void because the average is not finite."""
-        method = self.coder.method
-        keeps = isinstance(method, TernGrad) and method.error_feedback
-        for segment in self.frame.dense if keeps else (*self.frame.ternary, *self.frame.dense):
-            if segment.index in self.coder.residuals and bool(torch.isfinite(self._view(segment)).all()):
-                del self.coder.residuals[segment.index]
+    def _settle_residuals(self) -> None:
+        """What was added to this gradient and not kept again is sent; void is the step if the average is not finite."""
+        coder = self.coder
+        for segment in (*self.frame.ternary, *self.frame.dense):
+            if segment.index in coder.residuals:
+                coder.next_residuals.setdefault(segment.index, None)
+        if coder.residuals or coder.next_residuals:
+            coder.is_void |= not bool(torch.isfinite(self.buffer).all())

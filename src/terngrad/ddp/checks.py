@@ -1,0 +1,83 @@
+"""Refusing what cannot work, in words: settings, gradient types, saved states, and ranks that disagree."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from itertools import zip_longest
+from typing import Any
+
+import torch
+from torch import nn
+
+from terngrad.codecs import DENSE_TYPES
+from terngrad.errors import ConfigurationError
+from terngrad.exchange import EXCHANGES, AllGather
+from terngrad.methods import Dense, Method, TernGrad
+
+
+def check_exchange(exchange: str, method: Method) -> None:
+    """Raises unless there is such an exchange and it can carry the method."""
+    names = ("auto", *EXCHANGES)
+    if exchange not in names:
+        raise ConfigurationError(f"exchange={exchange!r}: there is {', '.join(names)}; pass one of these")
+    if isinstance(method, TernGrad) and not method.shared and exchange not in ("auto", AllGather.name):
+        raise ConfigurationError(
+            f"exchange={exchange!r} with TernGrad(shared=False): sums of codes with different scalers are no integers; "
+            "pass shared=True, or exchange='all-gather'"
+        )
+
+
+def check_types(parameters: Mapping[str, nn.Parameter], method: Method) -> None:
+    """Raises unless the method has a code for every parameter's gradient."""
+    allowed = {*DENSE_TYPES.values()} | ({torch.float64} if isinstance(method, Dense) else set())
+    for name, parameter in parameters.items():
+        if parameter.requires_grad and parameter.dtype not in allowed:
+            raise ConfigurationError(
+                f"{name} is {parameter.dtype}: {method.spec} takes gradients of "
+                f"{', '.join(sorted(str(dtype) for dtype in allowed))}; convert the parameter to one of these"
+            )
+
+
+def require_same(action: str, everyone: Sequence[Mapping[str, Any]]) -> None:
+    """Raises unless all ranks have the same settings, naming each rank's."""
+    for key in everyone[0]:
+        values = [settings[key] for settings in everyone]
+        if any(value != values[0] for value in values):
+            shown = values if key != "parameters" else _first_differing(values)
+            text = "; ".join(f"rank {rank}: {value}" for rank, value in enumerate(shown))
+            raise ConfigurationError(f"{action}: ranks differ in {key} ({text}); pass the same on every rank")
+
+
+def _first_differing(parameters: Sequence[Sequence[object]]) -> list[str]:
+    """For each rank how many parameters it has, and the first of them that is not the same on all."""
+    rows = enumerate(zip_longest(*parameters))
+    number, found = next((i, row) for i, row in rows if any(value != row[0] for value in row))
+    return [f"{len(own)} parameters, number {number} is {one}" for own, one in zip(parameters, found, strict=True)]
+
+
+_ADVICE = {
+    "format": "load it with the terngrad that wrote it",
+    "method": "attach with, or set_method to, the method that was saved",
+    "world_size": "residuals belong to a rank; resume with as many, or drain before saving",
+    "rank": "every rank loads the state that it saved itself",
+}
+
+
+def problem_with_state(
+    state: Mapping[str, Any], mine: Mapping[str, object], parameters: Mapping[str, nn.Parameter]
+) -> str | None:
+    """Why a saved state cannot be continued exactly by a handle that has `mine`, or None if it can."""
+    residuals = state.get("residuals", {})
+    for key in ("format", "method", *(("world_size", "rank") if residuals else ())):
+        if state.get(key) != mine[key]:
+            return f"{key} is {state.get(key)!r}, this handle has {mine[key]!r}; {_ADVICE[key]}"
+    unknown = sorted(set(residuals) - set(parameters))
+    if unknown:
+        return f"residuals of {unknown[:5]}, which this model does not have; load it into the model that wrote it"
+    for name, residual in residuals.items():
+        if residual.numel() != parameters[name].numel():
+            return (
+                f"the residual of {name} has {residual.numel()} elements, the parameter has "
+                f"{parameters[name].numel()}; load it into the model that wrote it"
+            )
+    return None
