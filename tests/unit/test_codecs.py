@@ -283,7 +283,7 @@ def test_codes_that_no_encoder_writes_are_refused_at_every_byte(
     for i, byte in enumerate(range(HEADER_BYTES, end)):
         clean = int(messages[i % 2, byte])
         messages[i % 2, byte] = values[i % len(values)]
-        with pytest.raises(WireError, match=r"step 5, bucket 4: .* codes that no encoder writes"):
+        with pytest.raises(WireError, match=f"rank {i % 2}, step 5, bucket 4: holds codes that no encoder writes"):
             read(messages)
         messages[i % 2, byte] = clean
     assert end - HEADER_BYTES > 2 * len(values)
@@ -298,7 +298,7 @@ def test_words_that_are_no_levels_are_refused_at_every_word(world_size: int, eac
         for at in range(HEADER_BYTES, bucket.frame.shards[shard].sum_dense_at, 4):
             clean = message[at : at + 4].clone()
             message[at : at + 4] = torch.tensor(list(first_bad.to_bytes(4, "little")), dtype=torch.uint8)
-            with pytest.raises(WireError, match="codes that no encoder writes"):
+            with pytest.raises(WireError, match=f"rank {shard}, .* codes that no encoder writes"):
                 read(messages)
             message[at : at + 4] = clean
     read(messages)

@@ -45,10 +45,11 @@ class TernGrad(Method):
     def __post_init__(self) -> None:
         self._require("clip", self.clip >= 0, "be >= 0; pass 0 to turn clipping off")
         self._require("sigma", self.sigma in ("rms", "std"), "be 'rms' or 'std'")
-        self._require("block", self.block >= 0 and self.block % 8 == 0, "be a multiple of 8, or 0 for whole layers")
+        for name in ("block", "dense_below", "warmup_steps", "dense_every_steps", "dense_every_epochs"):
+            value = getattr(self, name)
+            self._require(name, type(value) is int and value >= 0, "be an integer >= 0")
+        self._require("block", self.block % 8 == 0, "be a multiple of 8, or 0 for whole layers")
         self._require("codec", self.codec in CODES, f"be one of {', '.join(CODES)}")
-        for name in ("dense_below", "warmup_steps", "dense_every_steps", "dense_every_epochs"):
-            self._require(name, getattr(self, name) >= 0, "be >= 0")
         well_named = type(self.dense_names) is tuple and all(n and not {*n} & {*",+"} for n in self.dense_names)
         self._require("dense_names", well_named, "be a tuple of patterns, not empty and without ',' and '+'")
 
