@@ -26,11 +26,21 @@ struct TwoBit {
     return (VU)word + 0x55555555u;
   }
 
-  // Adds the digits of one word vector to `sums`; returns non-zero lanes where a digit is not 0, 1 or 2.
-  static TG_INLINE VU add_digits(VU word, VI* sums) {
-#pragma GCC unroll 16
-    for (int k = 0; k < kRows; ++k) sums[k] += (VI)((word >> (30 - 2 * k)) & 3u);
-    return word & (word << 1) & 0xaaaaaaaau;
+  // The sum of a group over all payloads, row by row. Two digits travel in the 16-bit halves of a word until the end.
+  // Sets lanes of `bad` where a digit is not 0, 1 or 2.
+  static TG_INLINE void sum(const uint8_t* const* packed, int num_payloads, int64_t group, VI* sums, VU& bad) {
+    VU pairs[8] = {};  // rows 15-j and 7-j
+    for (int p = 0; p < num_payloads; ++p) {
+      const VU word = load_vector<VU>(packed[p] + group * kGroupBytes);
+      bad |= word & (word << 1) & 0xaaaaaaaau;
+#pragma GCC unroll 8
+      for (int j = 0; j < 8; ++j) pairs[j] += (word >> (2 * j)) & 0x00030003u;
+    }
+#pragma GCC unroll 8
+    for (int j = 0; j < 8; ++j) {
+      sums[15 - j] = (VI)(pairs[j] & 0xffffu) - num_payloads;
+      sums[7 - j] = (VI)(pairs[j] >> 16) - num_payloads;
+    }
   }
 };
 
@@ -51,24 +61,32 @@ struct Base3 {
   }
 
   // Digit by digit from the top: 67.5 v, rounded up, is v / 243 as a 14-bit fraction that never leaves [v, v+1) / 243,
-  // and times three brings the next trit above the point. The 16-bit halves of a word are decoded together.
-  static TG_INLINE VU add_digits(VU word, VI* sums) {
-    const VU bad = (VU)((VU8)word > 242);
-    VU16 even = as_fraction((VU16)(word & 0x00ff00ffu));
-    VU16 odd = as_fraction((VU16)((word >> 8) & 0x00ff00ffu));
+  // and times three brings the next trit above the point. The 16-bit halves of a word are decoded and added together.
+  static TG_INLINE void sum(const uint8_t* const* packed, int num_payloads, int64_t group, VI* sums, VU& bad) {
+    VU16 evens[5] = {}, odds[5] = {};  // bytes 0 and 2, bytes 1 and 3
+    for (int p = 0; p < num_payloads; ++p) {
+      const VU word = load_vector<VU>(packed[p] + group * kGroupBytes);
+      bad |= (VU)((VU8)word > 242);
+      VU16 even = as_fraction((VU16)(word & 0x00ff00ffu));
+      VU16 odd = as_fraction((VU16)((word >> 8) & 0x00ff00ffu));
+#pragma GCC unroll 5
+      for (int k = 0; k < 5; ++k) {
+        even = even + even + even;
+        odd = odd + odd + odd;
+        evens[k] += even >> 14;
+        odds[k] += odd >> 14;
+        even &= 0x3fff;
+        odd &= 0x3fff;
+      }
+    }
 #pragma GCC unroll 5
     for (int k = 0; k < 5; ++k) {
-      even = even + even + even;
-      odd = odd + odd + odd;
-      const VU e = (VU)(even >> 14), o = (VU)(odd >> 14);
-      even &= 0x3fff;
-      odd &= 0x3fff;
-      sums[k] += (VI)(e & 0xffffu);
-      sums[5 + k] += (VI)(o & 0xffffu);
-      sums[10 + k] += (VI)(e >> 16);
-      sums[15 + k] += (VI)(o >> 16);
+      const VU even = (VU)evens[k], odd = (VU)odds[k];
+      sums[k] = (VI)(even & 0xffffu) - num_payloads;
+      sums[5 + k] = (VI)(odd & 0xffffu) - num_payloads;
+      sums[10 + k] = (VI)(even >> 16) - num_payloads;
+      sums[15 + k] = (VI)(odd >> 16) - num_payloads;
     }
-    return bad;
   }
 
  private:

@@ -15,7 +15,7 @@ TG_INLINE bool chunk_error_of(const T* source, const uint8_t* packed, int64_t le
   VU bad = splat(0u);
   for_groups(length, C::kRows, [&](int64_t first, int64_t group, int64_t count) {
     VI values[C::kRows];
-    bad |= sum_group<C>(&packed, 1, group, values);
+    C::sum(&packed, 1, group, values, bad);
     T elements[C::kRows * kLanes] = {};
     std::memcpy(elements, source + first, size_t(count) * sizeof(T));
     const int rows = int((count + kLanes - 1) / kLanes);

@@ -14,7 +14,7 @@ TG_INLINE bool sum_levels_as(const uint8_t* const* packed, int num_payloads, int
   VU bad = splat(0u);
   for_groups(length, C::kRows, [&](int64_t, int64_t group, int64_t count) {
     VI sums[C::kRows];
-    bad |= sum_group<C>(packed, num_payloads, group, sums);
+    C::sum(packed, num_payloads, group, sums, bad);
     const int rows = int((count + kLanes - 1) / kLanes);
     for (int k = 0; k < rows; ++k) waiting[num_waiting++] = sums[k] + num_payloads;
     int taken = 0;

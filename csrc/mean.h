@@ -6,16 +6,6 @@
 
 namespace {
 
-// The integer sum of one group over all payloads; digits carry a bias of one each, which `start` removes.
-template <class C>
-TG_INLINE VU sum_group(const uint8_t* const* packed, int num_payloads, int64_t group, VI* sums) {
-  VU bad = splat(0u);
-  for (int k = 0; k < C::kRows; ++k) sums[k] = splat(int32_t(-num_payloads));
-  for (int p = 0; p < num_payloads; ++p)
-    bad |= C::add_digits(load_vector<VU>(packed[p] + group * kGroupBytes), sums);
-  return bad;
-}
-
 template <class T, bool kWhole>
 TG_INLINE void store_scaled(T* target, int64_t count, const VI* sums, Scalers<kWhole>& scale) {
   store_rows(target, count, [&]() __attribute__((always_inline)) { return to_float(*sums++) * scale.next(); });
@@ -39,7 +29,7 @@ TG_INLINE bool mean_shared_as(Element element, const uint8_t* const* packed, int
     VU bad = splat(0u);
     for_groups(length, C::kRows, [&](int64_t first, int64_t group, int64_t count) __attribute__((always_inline)) {
       VI sums[C::kRows];
-      bad |= sum_group<C>(packed, num_payloads, group, sums);
+      C::sum(packed, num_payloads, group, sums, bad);
       store_scaled(out + first, count, sums, factor);
     });
     return !any(bad);
@@ -67,7 +57,7 @@ TG_INLINE bool mean_own_as(Element element, const uint8_t* const* packed, int nu
       const Blocks here = {blocks.first + into / blocks.block, into % blocks.block, blocks.block};
       for (int p = 0; p < num_payloads; ++p) {
         VI values[C::kRows];
-        bad |= sum_group<C>(packed + p, 1, group, values);
+        C::sum(packed + p, 1, group, values, bad);
         const int64_t rows = (count + kLanes - 1) / kLanes;
         auto factor = scalers<false>(here, count, scale + p * stride);
         for (int64_t k = 0; k < rows; ++k) totals[k] += to_float(values[k]) * factor.next();

@@ -53,7 +53,7 @@ def test_200_steps_leave_4_ranks_identical_after_every_step_whatever_the_bucketi
 @pytest.mark.parametrize("world_size", [2, 3, 4])
 def test_every_bucketing_exchange_and_codec_trains_the_same_bits(world_size: int) -> None:
     settings = [
-        Setting(method, exchange, cap, steps=12)
+        Setting(method, exchange, cap, steps=6)
         for method in (BASE3, TWO_BIT)
         for exchange in ("auto", "all-gather", "two-shot")
         for cap in (0.1, 1, 25)
@@ -63,7 +63,7 @@ def test_every_bucketing_exchange_and_codec_trains_the_same_bits(world_size: int
 
 def test_every_backend_and_number_of_threads_trains_the_same_bits() -> None:
     settings = [
-        Setting(BASE3, exchange, 1, steps=8, backend=backend, threads=threads)
+        Setting(BASE3, exchange, 1, steps=5, backend=backend, threads=threads)
         for exchange in ("all-gather", "two-shot")
         for backend in tg.backends()
         for threads in ((1,) if backend == "reference" else (1, 2))
@@ -85,15 +85,13 @@ def test_every_backend_and_number_of_threads_trains_the_same_bits() -> None:
     ids=lambda method: method.spec,
 )
 def test_every_method_trains_the_same_bits_whatever_the_bucketing_and_exchange(method: tg.Method) -> None:
-    settings = [
-        Setting(method, exchange, cap, steps=10) for exchange in ("all-gather", "two-shot") for cap in (0.1, 25)
-    ]
+    settings = [Setting(method, exchange, cap, steps=6) for exchange in ("all-gather", "two-shot") for cap in (0.1, 25)]
     _assert_all_equal(_traces(3, settings), settings)
 
 
 def test_own_scalers_leave_replicas_identical_whatever_the_bucketing() -> None:
     methods = [replace(TERNARY, shared=False, codec=codec) for codec in ("base3", "two-bit")]
-    settings = [Setting(method, "all-gather", cap, steps=10) for method in methods for cap in (0.1, 25)]
+    settings = [Setting(method, "all-gather", cap, steps=6) for method in methods for cap in (0.1, 25)]
     _assert_all_equal(_traces(4, settings), settings)
 
 

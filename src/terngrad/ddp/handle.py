@@ -128,6 +128,7 @@ class Handle:
         """Back to plain averaging by DDP's own process group. What is still held back is lost: drain() first."""
         if self._attached:
             self._attached = False
+            # The group stays: torch would give its name to the next one, which then finds the old one's addresses.
             self._lane.close()
 
     def state_dict(self) -> dict[str, Any]:

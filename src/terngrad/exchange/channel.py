@@ -19,10 +19,14 @@ _torch_all_gather = getattr(dist, "all_gather_single", None) or dist.all_gather_
 
 
 def own_group(group: dist.ProcessGroup) -> dist.ProcessGroup:
-    """A new group of the same ranks for one channel alone, with the same timeout: torch's default is half an hour."""
+    """A new group of the same ranks for one channel alone, with the same backend, and the same timeout: torch's
+    default is half an hour.
+    """
     timeout = group._get_backend(group._device_types[0]).options._timeout
     ranks = dist.get_process_group_ranks(group)
-    own: dist.ProcessGroup = dist.new_group(ranks, timeout=timeout, use_local_synchronization=True)
+    own: dist.ProcessGroup = dist.new_group(
+        ranks, timeout=timeout, backend=dist.get_backend_config(group), use_local_synchronization=True
+    )
     return own
 
 
