@@ -20,6 +20,8 @@ from terngrad.kernels import Code, Runs, draw_keys, kernels_for
 from terngrad.methods.base import Method, ParameterInfo
 from terngrad.methods.terngrad import TernGrad
 
+_PIECE = 1 << 18  # elements of a dense mean taken at once
+
 
 @dataclass
 class Measured:
@@ -174,7 +176,7 @@ class BucketCode:
                 good = self._kernels.mean_own(self.buffer, frame.runs, payloads, self._scale, frame.code)
             if not good:
                 raise self._bad_codes(lambda rank: self._are_codes(frame.runs, payloads[rank]))
-        self._write_dense(0, self._dense_mean(payloads, 0))
+        self._write_dense_mean(payloads)
         self._settle_residuals()
 
     def sum_shard(self, messages: Tensor, target: Tensor) -> None:
@@ -187,8 +189,8 @@ class BucketCode:
         self._sums_header(own).write(target)
         if not self._kernels.sum_levels(shard.runs, payloads, frame.code, target):
             raise self._bad_codes(lambda rank: self._are_codes(shard.runs, payloads[rank]))
-        if shard.dense:
-            frame.dense_part(target, shard, sums=True).copy_(self._dense_mean(payloads, own))
+        parts = [frame.dense_part(payload, shard) for payload in payloads]
+        self._mean_into(frame.dense_part(target, shard, sums=True), parts)
 
     def decode_sums(self, messages: Tensor) -> None:
         """Writes the average from the messages of all shards' sums, a row each, to the bucket."""
@@ -201,8 +203,10 @@ class BucketCode:
             if not mean_levels(self.buffer, frame.runs, levels=messages.view(-1)):
                 scratch = torch.empty_like(self.buffer)
                 raise self._bad_codes(lambda rank: mean_levels(scratch, frame.shards[rank].runs, levels=messages[rank]))
-        for i, message in enumerate(messages):
-            self._write_dense(i, frame.dense_part(message, frame.shards[i], sums=True))
+        for message, shard in zip(messages, frame.shards, strict=True):
+            values = frame.dense_part(message, shard, sums=True)
+            for span in shard.dense:
+                self.buffer[span.source : span.source + span.numel] = values[span.target : span.target + span.numel]
         self._settle_residuals()
 
     # Parts
@@ -211,17 +215,26 @@ class BucketCode:
         assert isinstance(self.coder.method, TernGrad)  # only its frames have ternary segments
         return self.coder.method
 
-    def _dense_mean(self, payloads: Sequence[Tensor], shard: int) -> Tensor:
-        """The mean of a shard's dense values, over the ranks in order, rounded to the wire's type."""
-        parts = [self.frame.dense_part(payload, self.frame.shards[shard]) for payload in payloads]
-        total = parts[0].to(torch.float32, copy=True)
-        for part in parts[1:]:
-            total += part
-        return (total / len(parts)).to(self.frame.dense_dtype)
+    def _mean_into(self, target: Tensor, parts: Sequence[Tensor]) -> None:
+        """The mean of dense values, in single precision over the ranks in order, rounded to the wire's type.
 
-    def _write_dense(self, shard: int, values: Tensor) -> None:
-        for span in self.frame.shards[shard].dense:
-            self.buffer[span.source : span.source + span.numel] = values[span.target : span.target + span.numel]
+        Piece by piece, so that all but the first read of a value is from cache.
+        """
+        room = torch.empty(min(_PIECE, target.numel()), dtype=torch.float32, device=target.device)
+        for first in range(0, target.numel(), _PIECE):
+            piece = slice(first, min(first + _PIECE, target.numel()))
+            total = room[: piece.stop - first]
+            total.copy_(parts[0][piece])
+            for part in parts[1:]:
+                total += part[piece]
+            total /= len(parts)
+            target[piece] = total.to(self.frame.dense_dtype)
+
+    def _write_dense_mean(self, payloads: Sequence[Tensor]) -> None:
+        parts = [self.frame.dense_part(payload, self.frame.shards[0]) for payload in payloads]
+        for span in self.frame.shards[0].dense:
+            where = slice(span.target, span.target + span.numel)
+            self._mean_into(self.buffer[span.source : span.source + span.numel], [part[where] for part in parts])
 
     def _header(self, body: Body, sender: int, shard: int, num_bytes: int) -> Header:
         return Header(body, DenseType.NONE, sender, shard, self.bucket, self.step, self.frame.num_units, 0, num_bytes)
