@@ -217,6 +217,26 @@ def static_graphs(rank: int, world_size: int) -> dict[str, Any]:
     return ends
 
 
+@stage.scenario(2)
+def static_mixed(rank: int, world_size: int) -> dict[str, Any]:
+    """Two element types make two buckets in the first step, which DDP does not number in a static graph."""
+    ends = {}
+    for static in (False, True):
+        spec = "terngrad:error_feedback=true,dense_below=1"
+        model, handle = attached(spec, Mixed(torch.bfloat16), static_graph=static)
+        train(model, rank, range(4))
+        state = handle.state_dict()
+        ends[static] = (digest(parameters(model)), digest(state["residuals"]), handle.step, state["step"])
+    return ends
+
+
+def test_a_static_graph_of_two_element_types_gives_the_same_training_and_residuals() -> None:
+    found = stage.play(static_mixed, 2)
+    assert same([(ends[static][0], ends[static][2:]) for ends in found for static in ends])
+    assert all(ends[False][1] == ends[True][1] for ends in found)
+    assert found[0][True][2] == 4
+
+
 def test_a_static_graph_gives_the_same_training() -> None:
     found = stage.play(static_graphs, 2)
     assert same([end for ranks in found for end in ranks.values()])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Callable
+from functools import reduce
 from typing import Any
 
 import torch.distributed as dist
@@ -20,15 +21,16 @@ _WRAPPERS = ("strategy.model", "trainer.strategy.model", "model_wrapped", "model
 _slots: weakref.WeakKeyDictionary[DistributedDataParallel, Slot] = weakref.WeakKeyDictionary()
 
 
+def _follow(wrapper: Any, path: str) -> Any:
+    try:
+        return reduce(lambda inner, name: getattr(inner, name, None), path.split("."), wrapper)
+    except RuntimeError:  # a property that is not ready, such as a module's trainer before there is one
+        return None
+
+
 def find_ddp(model: Any) -> DistributedDataParallel:
     """The DistributedDataParallel inside a module, a compiled module, a trainer or another wrapper."""
-    candidates = [model]
-    for path in _WRAPPERS:
-        inner = model
-        for name in path.split("."):
-            inner = getattr(inner, name, None)
-        candidates.append(inner)
-    for candidate in candidates:
+    for candidate in (model, *(_follow(model, path) for path in _WRAPPERS)):
         if isinstance(candidate, nn.Module):
             found = [m for m in candidate.modules() if isinstance(m, DistributedDataParallel)]
             if len(found) > 1:
@@ -60,10 +62,11 @@ def attach(
     """
     ddp = find_ddp(model)
     slot = _slots.get(ddp)
-    if slot is not None and slot.handle.attached:
+    if slot is not None and slot.handle is not None and slot.handle.attached:
         raise ConfigurationError("attach: this model has a terngrad handle already; use its set_method, or detach it")
-    if slot is None and ddp._comm_hooks:
-        taken = getattr(ddp._comm_hooks[0][0], "__qualname__", repr(ddp._comm_hooks[0][0]))
+    others = [hook for hook, state in ddp._comm_hooks if not isinstance(state, Slot) or state.handle is not None]
+    if slot is None and others:
+        taken = getattr(others[0], "__qualname__", repr(others[0]))
         raise ConfigurationError(f"attach: the model's hook slot is taken by {taken}; DDP takes one hook only")
     handle = Handle(
         ddp.module,
@@ -89,6 +92,8 @@ def hook(
 
     Takes the options of `attach`.
     """
-    inner = model.module if isinstance(model, DistributedDataParallel) else model
+    if isinstance(model, DistributedDataParallel):
+        group = group or model.process_group
+        model = model.module
     group = group or dist.distributed_c10d._get_default_group()
-    return Slot(Handle(inner, group, method, **options)), terngrad_hook
+    return Slot(Handle(model, group, method, **options)), terngrad_hook

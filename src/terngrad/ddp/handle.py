@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import operator
+import weakref
 from collections.abc import Mapping
 from typing import Any, Protocol
 
@@ -16,7 +18,7 @@ from terngrad.ddp.lane import Lane
 from terngrad.ddp.parameters import averaged_parameters, describe
 from terngrad.ddp.phases import Phases
 from terngrad.ddp.scratch import Scratch
-from terngrad.ddp.stage import Stage, naming
+from terngrad.ddp.stage import DeviceOrder, Stage, naming
 from terngrad.ddp.statistics import Counters, summary
 from terngrad.ddp.task import BucketTask, CallTask, SparseTask
 from terngrad.ddp.verify import verify
@@ -71,13 +73,18 @@ class Handle:
         with naming(lambda: f"rank {dist.get_rank(group)}, attach"):
             self._channel = Channel(own_group(group))
         self._lane = Lane()
+        weakref.finalize(self, self._lane.release)
         self._phases = Phases()
         self._scratch = (Scratch(), Scratch())
-        self._coder = Coder(method, describe(self._parameters), self._channel.rank, self._channel.world_size, seed)
+        self._coder = Coder(
+            method, describe(self._parameters), self._channel.rank, self._channel.world_size, operator.index(seed)
+        )
         self._counters = Counters()
         self._segments: dict[tuple[int, ...], tuple[Segment, ...]] = {}
         self._step = 0
         self._epoch = 0
+        self._position = 0  # buckets of this step so far
+        self._unnumbered = False
         self._attached = True
         try:
             self._agree("attach")
@@ -113,11 +120,17 @@ class Handle:
 
     def set_method(self, method: Method | str) -> None:
         """Changes the method from the next step on. Residuals are kept, and sent by the first step that keeps none."""
-        method = as_method(method)
-        check_exchange(self._exchange, method)
-        check_types(self._parameters, method)
-        self._agree("set_method", method=method.spec)
-        self._coder.set_method(method)
+        problem = None
+        try:
+            method = as_method(method)
+            check_exchange(self._exchange, method)
+            check_types(self._parameters, method)
+        except ConfigurationError as error:
+            problem = error
+        self._agree("set_method", method=getattr(method, "spec", method), problem=str(problem))
+        if problem:
+            raise problem
+        self._coder.set_method(as_method(method))
 
     def drain(self) -> None:
         """Makes the next step dense: it sends the residuals as well, and leaves none."""
@@ -143,7 +156,7 @@ class Handle:
             "rank": self._channel.rank,
             "world_size": self._channel.world_size,
             "draining": self._coder.draining,
-            "residuals": {names[i]: residual.clone() for i, residual in self._coder.residuals.items()},
+            "residuals": {names[i]: residual.clone() for i, residual in list(self._coder.residuals.items())},
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -181,29 +194,44 @@ class Handle:
         in_backward = torch._C._current_graph_task_id() != -1  # not so on a rank that has joined early
         if self._lane.error is not None:
             return self._give_up(bucket, in_backward)
-        step = self._step
+        # DDP does not number its buckets in the first step of a static graph, so they are counted here.
+        step, position = self._step, self._position
+        self._position += 1
+        if in_backward:
+            after_backward(self._end_backward)
+        if position == 0 and self._channel.world_size > 1:
+            self._begin_step(step, in_backward, buffer.device)
         if bucket.is_last():
-            self._step += 1
-            self._counters.num_steps += 1
+            self._count_step()
+        elif bucket.index() < position:
+            self._unnumbered = True
         if self._channel.world_size == 1:
             self._coder.draining = False
             return done(buffer)
-        if bucket.index() == 0:
-            self._begin_step(step, in_backward, buffer.device)
-        future = self._submit(bucket, buffer, step)
+        future = self._submit(bucket, buffer, step, position)
         return future if in_backward else future.then(self._value_or_failure)
+
+    def _count_step(self) -> None:
+        self._step += 1
+        self._counters.num_steps += 1
+        self._position = 0
+        self._unnumbered = False
+
+    def _end_backward(self) -> None:
+        """Raises what failed. Ends a step of which DDP has called no bucket the last; all its buckets are done."""
+        self._raise_failure()
+        if self._unnumbered:
+            self._count_step()
+            self._coder.end_step()
 
     def _give_up(self, bucket: Bucket, in_backward: bool) -> torch.futures.Future[Tensor]:
         """Lets DDP come to the end of its bookkeeping, or the next forward pass would complain of that; then raises."""
         if not in_backward:
             self._raise_failure()
-        if bucket.index() == 0:
-            after_backward(self._raise_failure)
+        after_backward(self._raise_failure)
         return done(bucket.buffer())
 
     def _begin_step(self, step: int, in_backward: bool, device: torch.device) -> None:
-        if in_backward:
-            after_backward(self._raise_failure)
         if self._verify_every and step % self._verify_every == 0:
             stage = Stage(self._channel.rank, step, 0, self._phases, device)
             names, parameters = list(self._parameters), list(self._parameters.values())
@@ -214,25 +242,31 @@ class Handle:
 
             self._lane.submit(CallTask(check, stage))
 
-    def _submit(self, bucket: Bucket, buffer: Tensor, step: int) -> torch.futures.Future[Tensor]:
+    def _submit(self, bucket: Bucket, buffer: Tensor, step: int, number: int) -> torch.futures.Future[Tensor]:
         devices: list[int | str | torch.device] = [] if buffer.device.type == "cpu" else [buffer.device]
         future: torch.futures.Future[Tensor] = torch.futures.Future(devices=devices)
-        number, epoch = bucket.index(), self._epoch
+        epoch = self._epoch
         stage = Stage(self._channel.rank, step, number, self._phases, buffer.device)
         last = bucket.is_last()
 
         def complete(error: BaseException | None) -> None:
             # Even a failed bucket completes its future, so that DDP ends its own bookkeeping; the failure is raised
             # right after that, by after_backward.
-            if last and error is None:
-                self._coder.end_step()
-            with stage.on_device():
-                future.set_result(buffer)
+            try:
+                if error is None and buffer.is_sparse:
+                    self._coder.note_average(buffer.coalesce().values())
+                if error is None and last:
+                    self._coder.end_step()
+                with stage.on_device():
+                    future.set_result(buffer)
+            except BaseException as failure:
+                future.set_exception(failure)  # type: ignore[arg-type]
+                raise
 
         if buffer.is_sparse:
             self._lane.submit(SparseTask(buffer, self._channel, self._counters, stage, complete))
             return future
-        segments = self._segments_of(bucket)
+        segments = self._segments_of(bucket, number)
         self._counters.add_bucket(buffer.numel(), self._channel.world_size)
         measured = self._measure_every > 0 and step % self._measure_every == 0
 
@@ -262,12 +296,12 @@ class Handle:
         frame = self._coder.frame(segments, buffer.dtype, dense, kind.num_shards(world_size))
         return BucketCode(self._coder, frame, buffer, bucket, step), kind
 
-    def _segments_of(self, bucket: Bucket) -> tuple[Segment, ...]:
+    def _segments_of(self, bucket: Bucket, number: int) -> tuple[Segment, ...]:
         """Where each parameter lies in the bucket; DDP may have built its buckets anew."""
         parameters = bucket.parameters()
         key = tuple(self._index[id(p)] for p in parameters)
         if key not in self._segments:
-            if bucket.index() == 0:  # buckets built anew: the old ones' layouts and buffers are of no more use
+            if number == 0:  # buckets built anew: the old ones' layouts and buffers are of no more use
                 self._segments.clear()
                 for scratch in self._scratch:
                     scratch.clear()
@@ -304,9 +338,10 @@ class Handle:
         }
         self._raise_failure()
         everyone: list[Any] = [None] * self._channel.world_size
+        on_device = DeviceOrder(next(iter(self._parameters.values()), torch.empty(0)).device)
 
         def gather() -> None:
-            with naming(lambda: f"rank {self._channel.rank}, step {self._step}, {action}"):
+            with naming(lambda: f"rank {self._channel.rank}, step {self._step}, {action}"), on_device():
                 dist.all_gather_object(everyone, mine, group=self._channel.group)
 
         if self._channel.world_size == 1:

@@ -67,6 +67,10 @@ class Lane:
             raise item.error
         return item.result  # type: ignore[return-value]
 
+    def release(self) -> None:
+        """Lets the thread end after all that was submitted, without waiting for it."""
+        self._queue.put(None)
+
     def close(self) -> None:
         """Ends the thread after all that was submitted."""
         if self._thread is not None:
@@ -94,11 +98,13 @@ class Lane:
                 if item is None:
                     return
                 item.run()
+                item = None
                 continue
             sent = self._attempt(item, item.send)
             if previous is not None:
                 self._finish(previous)
             previous = item if sent and self._attempt(item, item.forward) else None
+            item = None  # or the next wait would keep a finished bucket alive
 
     def _attempt(self, task: Task, stage: Callable[[], None]) -> bool:
         """Runs one stage of a task; on failure completes the task with the lane's first error."""
@@ -109,9 +115,15 @@ class Lane:
                 self.error = error
         if self.error is None:
             return True
-        task.complete(self.error)
+        self._complete(task, self.error)
         return False
 
     def _finish(self, task: Task) -> None:
         if self._attempt(task, task.finish):
-            task.complete(None)
+            self._complete(task, None)
+
+    def _complete(self, task: Task, error: BaseException | None) -> None:
+        try:
+            task.complete(error)
+        except BaseException as failure:  # as above
+            self.error = self.error or failure

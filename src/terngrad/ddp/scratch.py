@@ -27,4 +27,4 @@ class Scratch:
 
     @property
     def nbytes(self) -> int:
-        return sum(buffer.numel() for buffer in self._buffers.values())
+        return sum(buffer.numel() for buffer in list(self._buffers.values()))

@@ -53,9 +53,9 @@ def summary(
         "dense_bytes": round(counters.dense_bytes),
         "ratio": counters.dense_bytes / sent if sent else 1.0,
         **{f"{name}_s": seconds for name, seconds in phases.seconds.items()},
-        **_losses(coder.measured.values()),
+        **_losses(list(coder.measured.values())),
         "scratch_bytes": sum(part.nbytes for part in scratch),
-        "residual_bytes": sum(residual.nbytes for residual in coder.residuals.values()),
+        "residual_bytes": sum(residual.nbytes for residual in list(coder.residuals.values())),
     }
     if per_parameter:
         result["parameters"] = {

@@ -53,6 +53,9 @@ class BucketTask:
     def finish(self) -> None:
         with self._stage():
             self._transfer.receive(self._code)
+        # They refer to this task in turn. Left to the garbage collector, they would hold on to buckets that DDP has
+        # replaced: a whole second gradient.
+        del self._transfer, self._code
 
     def _take(self, role: str, rows: int, row_bytes: int) -> Tensor:
         return self._scratch.take(self._code.buffer.device, role, rows, row_bytes)

@@ -182,7 +182,7 @@ def mean_own(buffer: Tensor, runs: Runs, payloads: Sequence[Tensor], scale: Tens
     all_good = True
     share = float(np.float32(1) / np.float32(len(payloads)))
     for run in runs.rows:
-        total = torch.zeros(run.length, device=buffer.device)
+        total = torch.zeros(run.length, dtype=torch.float32, device=buffer.device)
         for payload, own in zip(payloads, scale, strict=True):
             values, good = _codes_of(run, payload, code)
             total = total + values.float() * _per_element(own, run, runs.block)

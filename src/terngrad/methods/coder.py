@@ -75,6 +75,12 @@ class Coder:
         """Whether all of a bucket is sent dense in this step."""
         return self.draining or self.method.is_dense_step(step, epoch)
 
+    def note_average(self, values: Tensor) -> None:
+        """Finds a step void if an average is not finite; only those who keep residuals need to know."""
+        keeps = isinstance(self.method, TernGrad) and self.method.error_feedback
+        if keeps or self.residuals:
+            self.is_void |= not bool(torch.isfinite(values).all())
+
     def end_step(self) -> None:
         """After the last bucket: takes over the new residuals, or keeps the old ones if an average was not finite."""
         if not self.is_void:
@@ -292,5 +298,4 @@ class BucketCode:
         for segment in (*self.frame.ternary, *self.frame.dense):
             if segment.index in coder.residuals:
                 coder.next_residuals.setdefault(segment.index, None)
-        if coder.residuals or coder.next_residuals:
-            coder.is_void |= not bool(torch.isfinite(self.buffer).all())
+        coder.note_average(self.buffer)

@@ -43,6 +43,7 @@ class TernGrad(Method):
     error_feedback: bool = False  # keep what was not sent and add it next time: no bias, one more copy of the gradient
 
     def __post_init__(self) -> None:
+        object.__setattr__(self, "clip", float(self.clip))  # so that 3 and 3.0 have one spec
         self._require("clip", self.clip >= 0, "be >= 0; pass 0 to turn clipping off")
         self._require("sigma", self.sigma in ("rms", "std"), "be 'rms' or 'std'")
         for name in ("block", "dense_below", "warmup_steps", "dense_every_steps", "dense_every_epochs"):
