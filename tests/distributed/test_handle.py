@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import os
 import socket
 import struct
@@ -110,6 +111,22 @@ def test_wrappers_and_the_raw_hook_give_what_attach_gives() -> None:
     found = stage.play(ways_to_attach, 2)
     assert same([ranks[name] for ranks in found for name in ("attach", "strategy", "holder", "hook")])
     assert found[0]["steps"] == "3"
+
+
+@stage.scenario(2)
+def copies(rank: int, world_size: int) -> dict[str, str]:
+    """A copy of an attached model, which DDP gives no hook, takes a handle of its own."""
+    model, _ = attached("terngrad", seed=3)
+    copied = copy.deepcopy(model)
+    tg.attach(copied, "terngrad", seed=3)
+    train(model, rank, range(3))
+    train(copied, rank, range(3))
+    return {"model": digest(parameters(model)), "copy": digest(parameters(copied))}
+
+
+def test_an_attached_model_can_be_copied_and_the_copy_attached() -> None:
+    for found in stage.play(copies, 2):
+        assert found["model"] == found["copy"]
 
 
 @stage.scenario(2)

@@ -1,0 +1,306 @@
+"""How long is a training step, by method, on a network of a given speed?
+
+Every rank is a process of its own with one thread; with --link each has a network namespace of its own behind a link
+of that rate. All methods run in one process tree, in turn, each with its own copy of the model, and what is reported
+is the ratio of each pair of steps. A step is as long as its slowest rank's.
+
+    bench_hooks.py                      step times and bytes over a link
+    bench_hooks.py --overhead           one rank, nothing on the wire: what attaching costs
+    bench_hooks.py --memory             resident memory next to plain DDP's
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import json
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import measure
+from hook_worker import DDP, DDP_FP16, NO_SYNC, POWERSGD, Job
+from network import RATES, Network, missing
+
+BASE3, TWO_BIT = "terngrad", "terngrad:codec=two-bit"
+STEP_METHODS = [NO_SYNC, DDP, DDP_FP16, f"{POWERSGD}1", f"{POWERSGD}4", "fp32", "fp16", "bf16", TWO_BIT, BASE3]
+TERNARY = [TWO_BIT, BASE3]
+SPEEDUP_TARGETS = {DDP: 4.5, DDP_FP16: 2.5}  # of TernGrad with default options, at 1 Gb/s and two hosts
+BITS_TARGET = 1.66  # of everything that passes the sockets in one direction, headers and scalers included
+STATS_TARGET = 0.03
+OVERHEAD_TARGET = 1.02
+MEMORY_TARGET = 0.15
+_WORKER = measure.HERE / "hook_worker.py"
+
+
+# Processes
+
+
+@contextlib.contextmanager
+def started(job: Job, network: Network | None) -> Iterator[list[subprocess.Popen[bytes]]]:
+    """One process for each rank, each on its own host where there is a network; none outlives the context."""
+    path = Path(job.folder, "job.json")
+    path.write_text(json.dumps(asdict(job)))
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    if job.kind == "memory":  # what is freed goes back to the system, so that resident memory is what is in use
+        environment["MALLOC_MMAP_THRESHOLD_"] = environment["MALLOC_TRIM_THRESHOLD_"] = "65536"
+    processes: list[subprocess.Popen[bytes]] = []
+    try:
+        for rank in range(job.world_size):
+            program = [sys.executable, str(_WORKER), str(path), str(rank)]
+            command = network.command(rank, program) if network else program
+            processes.append(subprocess.Popen(command, env=environment))
+        yield processes
+    finally:
+        for process in processes:
+            process.kill()
+            process.wait()
+
+
+def wait_for(processes: list[subprocess.Popen[bytes]], timeout_s: float) -> None:
+    """Returns when all ranks have ended well; raises when one has not, or when the time is over."""
+    end = time.monotonic() + timeout_s
+    while any(process.poll() is None for process in processes):
+        if any(process.returncode for process in processes) or time.monotonic() > end:
+            break
+        time.sleep(0.1)
+    codes = [process.returncode for process in processes]
+    if any(code != 0 for code in codes):
+        raise SystemExit(f"ranks ended with {codes} (None: still running after a failure, or after {timeout_s:g} s)")
+
+
+def run(args: argparse.Namespace, network: Network | None, **changes: Any) -> list[dict[str, Any]]:
+    """Runs a job on all ranks and gives what each measured."""
+    with tempfile.TemporaryDirectory(prefix="bench-hooks-") as folder:
+        settings = {
+            "kind": "steps", "world_size": args.hosts, "folder": folder, "methods": args.methods,
+            "interface": network.interface if network else "lo", "rounds": -(-args.steps // args.steps_per_turn),
+            "steps_per_turn": args.steps_per_turn, "sample_steps": args.sample_steps, "width": args.width,
+            "depth": args.depth, "batch": args.batch, "bucket_view": args.bucket_view,
+            "pin": args.pin, "seed": args.seed,
+        }  # fmt: skip
+        job = Job(**{**settings, **changes})
+        with started(job, network) as processes:
+            wait_for(processes, args.timeout)
+        return [json.loads(Path(folder, f"rank{rank}.json").read_text()) for rank in range(job.world_size)]
+
+
+@contextlib.contextmanager
+def opened(args: argparse.Namespace) -> Iterator[Network | None]:
+    """The network that was asked for, or none."""
+    if args.link == "none":
+        yield None
+        return
+    if missing():
+        raise SystemExit(f"--link {args.link}: this needs {missing()}. Pass --link none to run without a link.")
+    with Network(args.hosts, args.link) as network:
+        yield network
+
+
+# What it means
+
+
+def slowest(ranks: list[dict[str, Any]], method: str) -> list[float]:
+    """Seconds of every step on its slowest rank."""
+    return [max(step) for step in zip(*(rank["methods"][method]["seconds"] for rank in ranks), strict=True)]
+
+
+def per_step(ranks: list[dict[str, Any]], method: str, group: str) -> dict[str, float]:
+    """Counters of rank 0 per step."""
+    found = ranks[0]["methods"][method]
+    return {key: value / found["num_steps"] for key, value in found[group].items()}
+
+
+def summarize(ranks: list[dict[str, Any]], method: str, linked: bool) -> dict[str, Any]:
+    """Time, speed-up and bytes of one method."""
+    mine = slowest(ranks, method)
+    wire, stats = per_step(ranks, method, "counts"), per_step(ranks, method, "stats")
+    if not linked:  # the loopback counts both directions of all ranks
+        wire = {key: value for key, value in wire.items() if not key.startswith("interface")}
+    baselines = [name for name in (NO_SYNC, DDP, DDP_FP16) if name in ranks[0]["methods"]]
+    return {
+        "seconds": measure.spread(mine),
+        "cpu_seconds": measure.spread(ranks[0]["methods"][method]["cpu_seconds"]),
+        "speedup": {name: measure.ratios(slowest(ranks, name), mine) for name in baselines},
+        "bytes_per_step": {**wire, **{key: stats[key] for key in ("bytes_sent", "bytes_received") if stats}},
+        "bits_per_parameter": 8 * wire["socket_sent"] / ranks[0]["num_parameters"],
+        "stats_to_socket": stats["bytes_sent"] / wire["socket_sent"] if stats and wire["socket_sent"] else None,
+        "phases_s": {key: value for key, value in stats.items() if key.endswith("_s")},
+    }
+
+
+def targets(methods: dict[str, Any]) -> dict[str, Any]:
+    """The figures that TernGrad is to reach, where they were measured."""
+    found: dict[str, Any] = {}
+    if BASE3 in methods:
+        for name, least in SPEEDUP_TARGETS.items():
+            if name in methods:
+                value = methods[BASE3]["speedup"][name]["median"]
+                found[f"speed-up over {name}"] = {"value": value, "at_least": least, "met": value >= least}
+        value = methods[BASE3]["bits_per_parameter"]
+        found["bits per parameter"] = {"value": value, "at_most": BITS_TARGET, "met": value <= BITS_TARGET}
+        value = abs(1 - methods[BASE3]["stats_to_socket"])
+        found["stats() off the sockets"] = {"value": value, "at_most": STATS_TARGET, "met": value <= STATS_TARGET}
+    return found
+
+
+# Modes
+
+
+def bench_steps(args: argparse.Namespace) -> dict[str, Any]:
+    with opened(args) as network:
+        link = network.describe() if network else None
+        if link:
+            print_link(link)
+        ranks = run(args, network)
+    methods = {name: summarize(ranks, name, network is not None) for name in args.methods}
+    pairs = len(slowest(ranks, args.methods[0]))
+    result = {"link": link, "num_parameters": ranks[0]["num_parameters"], "pairs": pairs, "methods": methods}
+    print_steps(args, result)
+    if args.link == "1gbit" and args.hosts == 2:
+        result["targets"] = targets(methods)
+        print_targets(result["targets"])
+    return result
+
+
+def bench_overhead(args: argparse.Namespace) -> dict[str, Any]:
+    ranks = run(args, None, world_size=1)
+    result = {}
+    for name in args.methods:
+        times = slowest(ranks, name)
+        result[name] = {"seconds": measure.spread(times), "ratio": measure.ratios(times, slowest(ranks, DDP))}
+    rows = [
+        (
+            name,
+            _ms(found["seconds"]["median"]),
+            f"{found['ratio']['median']:.4f}",
+            f"{found['ratio']['low']:.4f} .. {found['ratio']['high']:.4f}",
+            measure.verdict(found["ratio"]["median"], OVERHEAD_TARGET if name in TERNARY else None),
+        )
+        for name, found in result.items()
+    ]
+    title = f"overhead: one rank, {ranks[0]['num_parameters']:,} parameters, {len(times)} pairs"
+    measure.print_table(title, ("method", "ms", "x plain DDP", "quartiles", "target"), rows)
+    return {"num_parameters": ranks[0]["num_parameters"], "methods": result}
+
+
+def bench_memory(args: argparse.Namespace) -> dict[str, Any]:
+    found = {name: run(args, None, kind="memory", methods=[name])[0] for name in args.methods}
+    gradient_bytes = found[DDP]["gradient_bytes"]
+    plain = found[DDP]["samples"]
+    rows = []
+    for name in args.methods:
+        for sample, base in zip(found[name]["samples"], plain, strict=True):
+            sample["extra_rss"] = (sample["rss_bytes"] - base["rss_bytes"]) / gradient_bytes
+            sample["extra_peak"] = (sample["peak_bytes"] - base["peak_bytes"]) / gradient_bytes
+            sample["scratch"] = sample["scratch_bytes"] / gradient_bytes
+            worst = max(sample["extra_peak"], sample["scratch"])
+            rows.append(
+                (name, sample["step"], f"{sample['rss_bytes'] / 1e6:.1f}", f"{sample['peak_bytes'] / 1e6:.1f}",
+                 f"{sample['extra_rss']:.1%}", f"{sample['extra_peak']:.1%}", f"{sample['scratch']:.1%}",
+                 measure.verdict(worst, MEMORY_TARGET if name in TERNARY else None))
+            )  # fmt: skip
+    title = f"memory of rank 0 of {args.hosts}; percentages of the gradients' {gradient_bytes / 1e6:.1f} MB"
+    columns = ("method", "after step", "RSS MB", "peak MB", "RSS beyond DDP", "peak beyond DDP", "scratch", "target")
+    measure.print_table(title, columns, rows)
+    return {"gradient_bytes": gradient_bytes, "methods": {name: found[name]["samples"] for name in args.methods}}
+
+
+# Tables
+
+
+def _ms(seconds: float) -> str:
+    return f"{1e3 * seconds:.1f}"
+
+
+def print_link(link: dict[str, Any]) -> None:
+    carried = " and ".join(f"{value / 1e6:.0f}" for value in link["goodput_bits_per_s"])
+    print(f"link: one TCP stream carries {carried} of {link['rate_bits_per_s'] / 1e6:.0f} Mbit/s", flush=True)
+    if min(link["goodput_bits_per_s"]) < 0.9 * link["rate_bits_per_s"]:
+        print("warning: that is less than 90 %; this machine is too busy or too slow for such a link", flush=True)
+
+
+def _speedup(found: dict[str, Any], baseline: str) -> str:
+    ratio = found["speedup"].get(baseline)
+    return f"{ratio['median']:.2f} ({ratio['low']:.2f} .. {ratio['high']:.2f})" if ratio else ""
+
+
+def _mb(found: dict[str, Any], key: str) -> str:
+    return f"{found['bytes_per_step'][key] / 1e6:.3f}" if key in found["bytes_per_step"] else ""
+
+
+STEP_COLUMNS = (
+    "method", "ms", "CPU ms", "x faster than ddp", "x faster than ddp-fp16", "MB sent: stats", "socket", "interface",
+    "bits/param", "encode ms", "exchange ms", "decode ms",
+)  # fmt: skip
+
+
+def step_row(name: str, found: dict[str, Any]) -> tuple[str, ...]:
+    times = [_ms(found[key]["median"]) for key in ("seconds", "cpu_seconds")]
+    speedups = [_speedup(found, baseline) for baseline in (DDP, DDP_FP16)]
+    sizes = [_mb(found, key) for key in ("bytes_sent", "socket_sent", "interface_sent")]
+    phases = [_ms(seconds) for seconds in found["phases_s"].values()] or 3 * [""]
+    return name, *times, *speedups, *sizes, f"{found['bits_per_parameter']:.4f}", *phases
+
+
+def print_steps(args: argparse.Namespace, result: dict[str, Any]) -> None:
+    size = f"{result['num_parameters']:,} parameters, {result['pairs']} steps of each"
+    rows = [step_row(name, found) for name, found in result["methods"].items()]
+    measure.print_table(f"{args.hosts} hosts, link {args.link}, {size}", STEP_COLUMNS, rows)
+
+
+def print_targets(found: dict[str, Any]) -> None:
+    rows = [
+        (name, f"{value['value']:.3f}",
+         measure.verdict(value["value"], value.get("at_least", value.get("at_most")), at_least="at_least" in value))
+        for name, value in found.items()
+    ]  # fmt: skip
+    measure.print_table("TernGrad, default options", ("figure", "measured", "target"), rows)
+
+
+def parse() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description="Time training steps by method over a link of a given speed.")
+    mode = parser.add_mutually_exclusive_group()
+    mode.add_argument("--overhead", action="store_true", help="one rank: what attaching costs")
+    mode.add_argument("--memory", action="store_true", help="memory next to plain DDP's, without a link")
+    parser.add_argument("--hosts", type=int, default=2, help="ranks, each on a host of its own")
+    parser.add_argument("--link", choices=["none", *RATES], default="1gbit", help="needs root unless none")
+    parser.add_argument("--methods", nargs="+", metavar="METHOD",
+                        help=f"of {NO_SYNC}, {DDP}, {DDP_FP16}, {POWERSGD}RANK, or any terngrad spec")  # fmt: skip
+    parser.add_argument("--steps", type=int, default=30, help="timed steps of each method")
+    parser.add_argument("--steps-per-turn", type=int, default=2, help="timed steps before the next method's turn")
+    parser.add_argument("--sample-steps", type=int, nargs="+", default=[5, 20, 50], help="when --memory looks")
+    parser.add_argument("--width", type=int, default=1024, help="of the layers")
+    parser.add_argument("--depth", type=int, default=24, help="how many layers")
+    parser.add_argument("--batch", type=int, default=16, help="examples of a rank and step")
+    parser.add_argument("--bucket-view", action="store_true", help="DDP's gradient_as_bucket_view, for all methods")
+    parser.add_argument("--pin", action=argparse.BooleanOptionalAction, default=True,
+                        help="a core for each rank, where there are as many")  # fmt: skip
+    parser.add_argument("--timeout", type=float, default=1800, help="seconds after which the ranks are ended")
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write the results there")
+    args = parser.parse_args()
+    alone = args.overhead or args.memory
+    args.methods = args.methods or ([DDP, *TERNARY] if alone else STEP_METHODS)
+    if alone and DDP not in args.methods:
+        parser.error(f"--overhead and --memory compare with {DDP}: it must be among --methods {args.methods}")
+    return args
+
+
+def main() -> None:
+    args = parse()
+    signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))  # so that hosts and ranks are removed
+    bench = bench_overhead if args.overhead else bench_memory if args.memory else bench_steps
+    result = bench(args)
+    measure.write_json(args.json, {"provenance": measure.provenance(args), **result})
+
+
+if __name__ == "__main__":
+    main()
