@@ -108,7 +108,7 @@ class Trainer:
         local = self.model.no_sync() if self.name == NO_SYNC else contextlib.nullcontext()
         with local:
             loss: Tensor = nn.functional.mse_loss(self.model(self.inputs), self.targets)
-            loss.backward()
+            torch.autograd.backward(loss)
         self.optimizer.step()
         self.optimizer.zero_grad()
 

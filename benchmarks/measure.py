@@ -37,7 +37,20 @@ def _cpu_seconds() -> dict[str, float]:
     return {"busy": user + nice + system + irq + softirq, "stolen": stolen, "mine": mine, "now": time.monotonic()}
 
 
+def _git(*command: str) -> str:
+    done = subprocess.run(["git", *command], cwd=HERE, capture_output=True, text=True, check=False)
+    return done.stdout.strip() if done.returncode == 0 else "unknown"
+
+
+def _source() -> dict[str, str]:
+    """The commit, and what differs from it: tracked files and new ones, except for the results written here."""
+    changes = _git("status", "--porcelain", "--", ":/", ":(exclude)results")
+    return {"commit": _git("rev-parse", "HEAD"), "changes": changes}
+
+
+# As the program starts: while it runs, others may commit.
 _START = _cpu_seconds()
+_START_SOURCE = _source()
 
 
 def quietness() -> dict[str, float]:
@@ -78,8 +91,9 @@ def provenance(args: argparse.Namespace) -> dict[str, Any]:
     """Everything needed to say which program ran where, and to run it again."""
     arguments = {name: value for name, value in vars(args).items() if name != "json"}
     return {
-        "commit": _git("rev-parse", "HEAD"),
-        "modified": bool(_git("status", "--porcelain", "--untracked-files=no")),
+        "commit": _START_SOURCE["commit"],
+        "modified": bool(_START_SOURCE["changes"]),
+        "changed_meanwhile": _source() != _START_SOURCE,
         "date": datetime.now(timezone.utc).isoformat(timespec="seconds"),
         "versions": {
             "python": platform.python_version(),
@@ -102,11 +116,6 @@ def cpu_model() -> str:
     lines = info.read_text().splitlines() if info.exists() else []
     names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
     return names[0] if names else platform.processor() or "unknown"
-
-
-def _git(*command: str) -> str:
-    done = subprocess.run(["git", *command], cwd=HERE, capture_output=True, text=True, check=False)
-    return done.stdout.strip() if done.returncode == 0 else "unknown"
 
 
 def write_json(path: Path | None, result: Mapping[str, Any]) -> None:

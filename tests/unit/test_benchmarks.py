@@ -31,7 +31,18 @@ def run_benchmark(program: str, path: Path, *options: str) -> tuple[dict[str, An
 
 def assert_provenance(result: dict[str, Any]) -> None:
     found = result["provenance"]
-    assert {"commit", "modified", "date", "versions", "backend", "cpu", "cpus", "cpu_time", "arguments"} <= found.keys()
+    assert {
+        "commit",
+        "modified",
+        "changed_meanwhile",
+        "date",
+        "versions",
+        "backend",
+        "cpu",
+        "cpus",
+        "cpu_time",
+        "arguments",
+    } <= found.keys()
     assert {"python", "torch", "numpy", "terngrad"} <= found["versions"].keys()
     assert "seed" in found["arguments"]
 
