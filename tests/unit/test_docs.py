@@ -93,7 +93,7 @@ def test_every_entry_of_stats_is_documented_and_no_other() -> None:
         bytes_sent = bytes_received = 0
 
     coder = Coder(tg.TernGrad(), [], rank=0, world_size=1, seed=0)
-    entries = summary(0, Counters(), NoChannel(), Phases(), coder, [], per_parameter=True)  # type: ignore[arg-type]
+    entries = summary(Counters(), NoChannel(), Phases(), coder, [], per_parameter=True)  # type: ignore[arg-type]
     table = API.split("### `stats()`")[1].split("##")[0]
     assert set(re.findall(r"^\| `(\w+)` \|", table, re.MULTILINE)) == set(entries)
 
