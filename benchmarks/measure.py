@@ -11,6 +11,7 @@ import os
 import platform
 import resource
 import statistics
+import shutil
 import subprocess
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -38,6 +39,8 @@ def _cpu_seconds() -> dict[str, float]:
 
 
 def _git(*command: str) -> str:
+    if shutil.which("git") is None:
+        return "unknown"
     done = subprocess.run(["git", *command], cwd=HERE, capture_output=True, text=True, check=False)
     return done.stdout.strip() if done.returncode == 0 else "unknown"
 
