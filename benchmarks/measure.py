@@ -10,8 +10,8 @@ import json
 import os
 import platform
 import resource
-import statistics
 import shutil
+import statistics
 import subprocess
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
