@@ -37,6 +37,12 @@ BITS_TARGET = 1.66  # of everything that passes the sockets in one direction, he
 STATS_TARGET = 0.03
 OVERHEAD_TARGET = 1.02
 MEMORY_TARGET = 0.15
+# malloc's heuristics give large tensors back or keep them depending on what happened before: by chance a method pays
+# thousands of page faults in each step, or none. So for times all of it is kept, and for memory all of it given back.
+MALLOC = {
+    "steps": {"MALLOC_ARENA_MAX": "1", "MALLOC_MMAP_MAX_": "0", "MALLOC_TRIM_THRESHOLD_": str(1 << 40)},
+    "memory": {"MALLOC_MMAP_THRESHOLD_": "65536", "MALLOC_TRIM_THRESHOLD_": "65536"},
+}
 _WORKER = measure.HERE / "hook_worker.py"
 
 
@@ -48,9 +54,7 @@ def started(job: Job, network: Network | None) -> Iterator[list[subprocess.Popen
     """One process for each rank, each on its own host where there is a network; none outlives the context."""
     path = Path(job.folder, "job.json")
     path.write_text(json.dumps(asdict(job)))
-    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-    if job.kind == "memory":  # what is freed goes back to the system, so that resident memory is what is in use
-        environment["MALLOC_MMAP_THRESHOLD_"] = environment["MALLOC_TRIM_THRESHOLD_"] = "65536"
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", **MALLOC[job.kind]}
     processes: list[subprocess.Popen[bytes]] = []
     try:
         for rank in range(job.world_size):
@@ -107,6 +111,29 @@ def opened(args: argparse.Namespace) -> Iterator[Network | None]:
 # What it means
 
 
+def pooled(runs: list[list[dict[str, Any]]]) -> list[dict[str, Any]]:
+    """The ranks of several runs as if of one long one: series one behind the other, counters added."""
+    ranks = runs[0]
+    for more in runs[1:]:
+        for rank, other in zip(ranks, more, strict=True):
+            for name, found in rank["methods"].items():
+                for key, value in other["methods"][name].items():
+                    if isinstance(value, dict):
+                        found[key] = {entry: found[key][entry] + number for entry, number in value.items()}
+                    else:
+                        found[key] += value
+    return ranks
+
+
+def by_run(runs: list[list[dict[str, Any]]], method: str) -> dict[str, list[float]]:
+    """The median speed-up of every run: how far one run can be trusted."""
+    return {
+        name: [measure.ratios(slowest(ranks, name), slowest(ranks, method))["median"] for ranks in runs]
+        for name in (DDP, DDP_FP16)
+        if name in runs[0][0]["methods"]
+    }
+
+
 def slowest(ranks: list[dict[str, Any]], method: str) -> list[float]:
     """Seconds of every step on its slowest rank."""
     return [max(step) for step in zip(*(rank["methods"][method]["seconds"] for rank in ranks), strict=True)]
@@ -128,6 +155,7 @@ def summarize(ranks: list[dict[str, Any]], method: str, linked: bool) -> dict[st
     return {
         "seconds": measure.spread(mine),
         "cpu_seconds": measure.spread(ranks[0]["methods"][method]["cpu_seconds"]),
+        "page_faults": measure.spread(ranks[0]["methods"][method]["page_faults"]),
         "speedup": {name: measure.ratios(slowest(ranks, name), mine) for name in baselines},
         "bytes_per_step": {**wire, **{key: stats[key] for key in ("bytes_sent", "bytes_received") if stats}},
         "bits_per_parameter": 8 * wire["socket_sent"] / ranks[0]["num_parameters"],
@@ -159,14 +187,20 @@ def bench_steps(args: argparse.Namespace) -> dict[str, Any]:
         link = network.describe() if network else None
         if link:
             print_link(link)
-        ranks = run(args, network)
-    methods = {name: summarize(ranks, name, network is not None) for name in args.methods}
+        runs = [run(args, network) for _ in range(args.runs)]
+    speedups = {name: by_run(runs, name) for name in args.methods}
+    ranks = pooled(runs)
+    methods = {
+        name: {**summarize(ranks, name, network is not None), "speedup_by_run": speedups[name]} for name in args.methods
+    }
     pairs = len(slowest(ranks, args.methods[0]))
     result = {"link": link, "num_parameters": ranks[0]["num_parameters"], "pairs": pairs, "methods": methods}
     print_steps(args, result)
     if args.link == "1gbit" and args.hosts == 2:
         result["targets"] = targets(methods)
         print_targets(result["targets"])
+    if args.runs > 1:
+        print_runs(methods)
     return result
 
 
@@ -256,6 +290,20 @@ def print_steps(args: argparse.Namespace, result: dict[str, Any]) -> None:
     measure.print_table(f"{args.hosts} hosts, link {args.link}, {size}", STEP_COLUMNS, rows)
 
 
+def print_runs(methods: dict[str, Any]) -> None:
+    rows = [
+        (
+            name,
+            *(
+                ", ".join(f"{value:.2f}" for value in sorted(found["speedup_by_run"].get(base, [])))
+                for base in (DDP, DDP_FP16)
+            ),
+        )
+        for name, found in methods.items()
+    ]
+    measure.print_table("medians of each run, sorted", ("method", "x faster than ddp", "x faster than ddp-fp16"), rows)
+
+
 def print_targets(found: dict[str, Any]) -> None:
     rows = [
         (name, f"{value['value']:.3f}",
@@ -274,14 +322,15 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--link", choices=["none", *RATES], default="1gbit", help="needs root unless none")
     parser.add_argument("--methods", nargs="+", metavar="METHOD",
                         help=f"of {NO_SYNC}, {DDP}, {DDP_FP16}, {POWERSGD}RANK, or any terngrad spec")  # fmt: skip
-    parser.add_argument("--steps", type=int, default=30, help="timed steps of each method")
+    parser.add_argument("--runs", type=int, default=1, help="how often all of it is started anew")
+    parser.add_argument("--steps", type=int, default=30, help="timed steps of each method and run")
     parser.add_argument("--steps-per-turn", type=int, default=2, help="timed steps before the next method's turn")
     parser.add_argument("--sample-steps", type=int, nargs="+", default=[5, 20, 50], help="when --memory looks")
     parser.add_argument("--width", type=int, default=1024, help="of the layers")
     parser.add_argument("--depth", type=int, default=24, help="how many layers")
     parser.add_argument("--batch", type=int, default=16, help="examples of a rank and step")
     parser.add_argument("--bucket-view", action="store_true", help="DDP's gradient_as_bucket_view, for all methods")
-    parser.add_argument("--pin", action=argparse.BooleanOptionalAction, default=True,
+    parser.add_argument("--pin", action=argparse.BooleanOptionalAction, default=False,
                         help="a core for each rank, where there are as many")  # fmt: skip
     parser.add_argument("--timeout", type=float, default=1800, help="seconds after which the ranks are ended")
     parser.add_argument("--seed", type=int, default=0)

@@ -11,6 +11,7 @@ import datetime as dt
 import json
 import os
 import random
+import resource
 import sys
 import time
 from dataclasses import asdict, dataclass, field
@@ -58,9 +59,18 @@ class Record:
 
     seconds: list[float] = field(default_factory=list)  # of every timed step
     cpu_seconds: list[float] = field(default_factory=list)  # of all threads of the process, in the same steps
+    page_faults: list[float] = field(default_factory=list)  # likewise
     num_steps: int = 0  # that the counts below are of: timed or not, without warm-up
     counts: wire.Counts = wire.ZERO
     stats: dict[str, float] = field(default_factory=dict)  # what handle.stats() grew by
+
+    def series(self) -> tuple[list[float], list[float], list[float]]:
+        return self.seconds, self.cpu_seconds, self.page_faults
+
+
+def _usage() -> tuple[float, float, float]:
+    """The clock, this process's CPU seconds and its page faults."""
+    return time.perf_counter(), time.process_time(), resource.getrusage(resource.RUSAGE_SELF).ru_minflt
 
 
 def make_model(job: Job) -> nn.Sequential:
@@ -125,11 +135,11 @@ def take_turn(trainer: Trainer, record: Record, job: Job) -> None:
     counts, stats = wire.read_counts(job.interface), trainer.stats()
     for step in range(-1, job.steps_per_turn):
         dist.barrier()
-        start, cpu_start = time.perf_counter(), time.process_time()
+        before = _usage()
         trainer.step()
         if step >= 0:
-            record.seconds.append(time.perf_counter() - start)
-            record.cpu_seconds.append(time.process_time() - cpu_start)
+            for series, now, then in zip(record.series(), _usage(), before, strict=True):
+                series.append(now - then)
     dist.barrier()  # behind it, everyone has received all that this rank sent
     record.counts += wire.read_counts(job.interface) - counts
     record.num_steps += 1 + job.steps_per_turn
