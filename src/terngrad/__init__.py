@@ -6,10 +6,11 @@ handle = terngrad.attach(model, "terngrad")
 
 from importlib.metadata import version as _version
 
-from terngrad.ddp import Handle, attach, hook
+from terngrad.ddp import Handle, ParameterServers, attach, hook
 from terngrad.errors import ConfigurationError, ExchangeError, ReplicaDivergence, TerngradError, WireError
 from terngrad.kernels import backend, backends, set_backend
 from terngrad.methods import Dense, Method, TernGrad, from_spec
+from terngrad.virtual import VirtualWorkers
 
 __version__ = _version("terngrad")
 
@@ -19,9 +20,11 @@ __all__ = [
     "ExchangeError",
     "Handle",
     "Method",
+    "ParameterServers",
     "ReplicaDivergence",
     "TernGrad",
     "TerngradError",
+    "VirtualWorkers",
     "WireError",
     "attach",
     "backend",

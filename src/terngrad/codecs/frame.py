@@ -7,8 +7,10 @@ all-gather, one per rank for two-shot); each holds a header, the codes of its ru
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import astuple, dataclass, replace
+from functools import cached_property
 from itertools import accumulate, pairwise
 
 import numpy as np
@@ -16,6 +18,7 @@ import torch
 from torch import Tensor
 
 from terngrad.codecs.header import HEADER_BYTES, Body, DenseType
+from terngrad.errors import WireError
 from terngrad.kernels import Code, Run, Runs, level_rows, packed_bytes
 from terngrad.kernels.layout import GROUP_BYTES, LANES, Int64Array
 
@@ -118,6 +121,41 @@ class Frame:
         # For each run, the position of its segment among the ternary ones.
         starts = np.array([segment.source for segment in ternary], dtype=np.int64)
         self.run_segments = np.searchsorted(starts, self.runs.table[:, 0], side="right") - 1
+
+    @cached_property
+    def description(self) -> bytes:
+        """Everything that `from_description` needs to make an equal frame elsewhere."""
+        return json.dumps(
+            {
+                "ternary": [astuple(segment) for segment in self.ternary],
+                "dense": [astuple(segment) for segment in self.dense],
+                "code": next(name for name, code in CODES.items() if code is self.code),
+                "block": self.block,
+                "dense_type": next(name for name, dtype in DENSE_TYPES.items() if dtype == self.dense_dtype),
+                "num_shards": self.num_shards,
+                "world_size": self.world_size,
+            }
+        ).encode()
+
+    @classmethod
+    def from_description(cls, description: bytes) -> Frame:
+        """The frame that was described; WireError if this is no description."""
+        try:
+            found = json.loads(description)
+            ternary, dense = ([Segment(*segment) for segment in found[key]] for key in ("ternary", "dense"))
+            return cls(
+                ternary,
+                dense,
+                code=CODES[found["code"]],
+                block=found["block"],
+                dense_type=DENSE_TYPES[found["dense_type"]],
+                num_shards=found["num_shards"],
+                world_size=found["world_size"],
+            )
+        except (ValueError, KeyError, TypeError) as error:
+            raise WireError(
+                f"the description of a bucket cannot be read ({error!r}); it was corrupted on its way"
+            ) from error
 
     @property
     def num_units(self) -> int:

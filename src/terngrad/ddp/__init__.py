@@ -2,5 +2,6 @@
 
 from terngrad.ddp.attach import attach, hook
 from terngrad.ddp.handle import Handle
+from terngrad.ddp.servers import ParameterServers
 
-__all__ = ["Handle", "attach", "hook"]
+__all__ = ["Handle", "ParameterServers", "attach", "hook"]

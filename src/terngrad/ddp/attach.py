@@ -13,6 +13,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from terngrad.ddp._hook import Slot, terngrad_hook
 from terngrad.ddp.handle import Handle
+from terngrad.ddp.servers import ParameterServers
 from terngrad.errors import ConfigurationError
 from terngrad.methods import Method
 
@@ -47,7 +48,7 @@ def attach(
     model: Any,
     method: Method | str = "terngrad",
     *,
-    exchange: str = "auto",
+    exchange: str | ParameterServers = "auto",
     seed: int = 0,
     verify_every: int = 0,
     measure_every: int = 100,
@@ -55,7 +56,7 @@ def attach(
     """Sends the gradients of a DDP model by `method` from the next backward pass on. Call it on all ranks.
 
     method: a method, or its spec: "terngrad", "terngrad:codec=two-bit,block=512", "fp32", "fp16", "bf16".
-    exchange: "all-gather", "two-shot", or "auto" for the cheaper of the two for each bucket.
+    exchange: "all-gather", "two-shot", "auto" for the cheaper of the two for each bucket, or ParameterServers.
     seed: of the ternary draws; the same on every rank.
     verify_every: compare all parameters across ranks every so many steps (0: never).
     measure_every: measure density and compression error every so many steps (0: never).

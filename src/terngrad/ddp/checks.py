@@ -11,15 +11,23 @@ from torch import nn
 
 from terngrad.codecs import DENSE_TYPES
 from terngrad.errors import ConfigurationError
-from terngrad.exchange import EXCHANGES, AllGather
+from terngrad.exchange import EXCHANGES, AllGather, Exchange
 from terngrad.methods import Dense, Method, TernGrad
 
 
+def exchanges_for(exchange: str) -> list[Exchange]:
+    """The exchanges that a name admits."""
+    if exchange == "auto":
+        return list(EXCHANGES.values())
+    if exchange not in EXCHANGES:
+        raise ConfigurationError(
+            f"exchange={exchange!r}: there is {', '.join(('auto', *EXCHANGES))}; pass one of these, or ParameterServers"
+        )
+    return [EXCHANGES[exchange]]
+
+
 def check_exchange(exchange: str, method: Method) -> None:
-    """Raises unless there is such an exchange and it can carry the method."""
-    names = ("auto", *EXCHANGES)
-    if exchange not in names:
-        raise ConfigurationError(f"exchange={exchange!r}: there is {', '.join(names)}; pass one of these")
+    """Raises unless the exchange can carry the method."""
     if isinstance(method, TernGrad) and not method.shared and exchange not in ("auto", AllGather.name):
         raise ConfigurationError(
             f"exchange={exchange!r} with TernGrad(shared=False): sums of codes with different scalers are no integers; "

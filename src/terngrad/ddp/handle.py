@@ -12,18 +12,19 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from terngrad.codecs import Segment
-from terngrad.ddp.checks import check_exchange, check_types, problem_with_state, require_same
+from terngrad.ddp.checks import check_exchange, check_types, exchanges_for, problem_with_state, require_same
 from terngrad.ddp.futures import after_backward, done, plain_average
 from terngrad.ddp.lane import Lane
 from terngrad.ddp.parameters import averaged_parameters, describe
 from terngrad.ddp.phases import Phases
 from terngrad.ddp.scratch import Scratch
+from terngrad.ddp.servers import ParameterServers
 from terngrad.ddp.stage import DeviceOrder, Stage, naming
-from terngrad.ddp.statistics import Counters, summary
+from terngrad.ddp.statistics import Counters, by_parameter, summary
 from terngrad.ddp.task import BucketTask, CallTask, SparseTask
 from terngrad.ddp.verify import verify
 from terngrad.errors import ConfigurationError
-from terngrad.exchange import EXCHANGES, AllGather, Channel, Transfer, own_group, predicted_seconds
+from terngrad.exchange import EXCHANGES, AllGather, Channel, Exchange, own_group, predicted_seconds
 from terngrad.methods import BucketCode, Coder, Method, TernGrad, from_spec
 
 _STATE_FORMAT = 1
@@ -52,13 +53,18 @@ class Handle:
         group: dist.ProcessGroup,
         method: Method | str,
         *,
-        exchange: str = "auto",
+        exchange: str | ParameterServers = "auto",
         seed: int = 0,
         verify_every: int = 0,
         measure_every: int = 100,
     ) -> None:
         method = as_method(method)
-        check_exchange(exchange, method)
+        if isinstance(exchange, ParameterServers):
+            self._exchange = f"{exchange.num_servers} servers"
+            self._exchanges: list[Exchange] = [exchange.claim(self, group)]
+        else:
+            self._exchange, self._exchanges = exchange, exchanges_for(exchange)
+        check_exchange(self._exchange, method)
         if verify_every < 0 or measure_every < 0:
             raise ConfigurationError(
                 f"verify_every={verify_every}, measure_every={measure_every}: both must be >= 0; 0 turns them off"
@@ -67,7 +73,6 @@ class Handle:
         self._parameters = averaged_parameters(module)
         check_types(self._parameters, method)
         self._index = {id(p): i for i, p in enumerate(self._parameters.values())}
-        self._exchange = exchange
         self._verify_every = verify_every
         self._measure_every = measure_every
         with naming(lambda: f"rank {dist.get_rank(group)}, attach"):
@@ -112,6 +117,10 @@ class Handle:
     def stats(self, per_parameter: bool = False) -> dict[str, Any]:
         """What was really sent, what it replaced, and where the time went; all since attach, on this rank."""
         return summary(self._counters, self._channel, self._phases, self._coder, self._scratch, per_parameter)
+
+    def take_measurements(self) -> dict[str, dict[str, Any]]:
+        """Of every parameter, what was measured since the last call: numel, scaler, density, relative_error."""
+        return by_parameter(self._coder, self._coder.take_measured())
 
     def set_epoch(self, epoch: int) -> None:
         """Tells the epoch to methods that send every K-th one dense."""
@@ -270,7 +279,7 @@ class Handle:
         self._counters.add_bucket(buffer.numel(), self._channel.world_size)
         measured = self._measure_every > 0 and step % self._measure_every == 0
 
-        def open_code() -> tuple[BucketCode, type[Transfer]]:
+        def open_code() -> tuple[BucketCode, Exchange]:
             return self._open(buffer, segments, number, step, epoch)
 
         scratch = self._scratch[number % 2]
@@ -279,22 +288,20 @@ class Handle:
 
     def _open(
         self, buffer: Tensor, segments: tuple[Segment, ...], bucket: int, step: int, epoch: int
-    ) -> tuple[BucketCode, type[Transfer]]:
+    ) -> tuple[BucketCode, Exchange]:
         """Picks the exchange for a bucket (the same on all ranks: it depends on sizes alone) and starts its code."""
         world_size = self._channel.world_size
         dense = self._coder.is_dense_step(step, epoch)
 
-        def cost(kind: type[Transfer]) -> float:
-            frame = self._coder.frame(segments, buffer.dtype, dense, kind.num_shards(world_size))
-            return predicted_seconds(kind, frame, world_size)
+        def cost(exchange: Exchange) -> float:
+            frame = self._coder.frame(segments, buffer.dtype, dense, exchange.num_shards(world_size))
+            return predicted_seconds(exchange, frame, world_size)
 
-        kinds = list(EXCHANGES.values()) if self._exchange == "auto" else [EXCHANGES[self._exchange]]
         method = self._coder.method
-        if isinstance(method, TernGrad) and not method.shared:
-            kinds = [AllGather]
-        kind = min(kinds, key=cost)
-        frame = self._coder.frame(segments, buffer.dtype, dense, kind.num_shards(world_size))
-        return BucketCode(self._coder, frame, buffer, bucket, step), kind
+        sums_only = not isinstance(method, TernGrad) or method.shared
+        exchange = min(self._exchanges if sums_only else [EXCHANGES[AllGather.name]], key=cost)
+        frame = self._coder.frame(segments, buffer.dtype, dense, exchange.num_shards(world_size))
+        return BucketCode(self._coder, frame, buffer, bucket, step), exchange
 
     def _segments_of(self, bucket: Bucket, number: int) -> tuple[Segment, ...]:
         """Where each parameter lies in the bucket; DDP may have built its buckets anew."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -25,7 +25,8 @@ class Counters:
         self.dense_bytes += 2 * (world_size - 1) / world_size * 4 * numel
 
 
-def _losses(found: Iterable[Measured]) -> dict[str, float | None]:
+def losses(found: Iterable[Measured]) -> dict[str, float | None]:
+    """The share of values that are not zero, and the length of the error to that of the gradient."""
     parts = list(found)
     elements = sum(part.num_elements for part in parts)
     norm = sum(part.squared_norm for part in parts)
@@ -33,6 +34,18 @@ def _losses(found: Iterable[Measured]) -> dict[str, float | None]:
     return {
         "density": sum(part.num_nonzero for part in parts) / elements if elements else None,
         "relative_error": (error / norm) ** 0.5 if norm else None,
+    }
+
+
+def by_parameter(coder: Coder, measured: Mapping[int, Measured]) -> dict[str, dict[str, Any]]:
+    """What was measured of every parameter, by its name."""
+    return {
+        coder.parameters[index].name: {
+            "numel": coder.parameters[index].numel,
+            "scaler": found.scaler / found.num_steps if found.num_steps else None,
+            **losses([found]),
+        }
+        for index, found in sorted(measured.items())
     }
 
 
@@ -53,13 +66,10 @@ def summary(
         "dense_bytes": round(counters.dense_bytes),
         "ratio": counters.dense_bytes / sent if sent else 1.0,
         **{f"{name}_s": seconds for name, seconds in phases.seconds.items()},
-        **_losses(list(coder.measured.values())),
+        **losses(list(coder.measured.values())),
         "scratch_bytes": sum(part.nbytes for part in scratch),
         "residual_bytes": sum(residual.nbytes for residual in list(coder.residuals.values())),
     }
     if per_parameter:
-        result["parameters"] = {
-            coder.parameters[index].name: {"numel": coder.parameters[index].numel, **_losses([found])}
-            for index, found in sorted(coder.measured.items())
-        }
+        result["parameters"] = by_parameter(coder, coder.measured)
     return result

@@ -9,7 +9,7 @@ from torch import Tensor
 from terngrad.ddp.scratch import Scratch
 from terngrad.ddp.stage import Stage
 from terngrad.ddp.statistics import Counters
-from terngrad.exchange import Channel, Transfer
+from terngrad.exchange import Channel, Exchange
 from terngrad.methods import BucketCode
 
 Complete = Callable[[BaseException | None], None]
@@ -20,7 +20,7 @@ class BucketTask:
 
     def __init__(
         self,
-        open_code: Callable[[], tuple[BucketCode, type[Transfer]]],
+        open_code: Callable[[], tuple[BucketCode, Exchange]],
         channel: Channel,
         scratch: Scratch,
         stage: Stage,
@@ -37,8 +37,8 @@ class BucketTask:
     def send(self) -> None:
         with self._stage():
             with self._stage.phases("encode"):
-                self._code, kind = self._open_code()
-            self._transfer = kind(self._channel, self._code.frame, self._take, self._stage.phases)
+                self._code, exchange = self._open_code()
+            self._transfer = exchange.open(self._channel, self._code.frame, self._take, self._stage.phases)
             if self._code.frame.num_units:
                 self._share_scalers()
             messages = self._transfer.send(self._code)

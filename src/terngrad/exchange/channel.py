@@ -7,6 +7,7 @@ much. For small messages the ring is quicker, since it needs no handshake.
 
 from __future__ import annotations
 
+import datetime as dt
 from collections.abc import Sequence
 
 import torch.distributed as dist
@@ -18,14 +19,19 @@ SMALL_BYTES = 1 << 15  # up to here an all-gather is left to torch; measured on 
 _torch_all_gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
 
 
+def timeout_of(group: dist.ProcessGroup) -> dt.timedelta:
+    """How long a collective of this group may take."""
+    found: dt.timedelta = group._get_backend(group._device_types[0]).options._timeout
+    return found
+
+
 def own_group(group: dist.ProcessGroup) -> dist.ProcessGroup:
     """A new group of the same ranks for one channel alone, with the same backend, and the same timeout: torch's
     default is half an hour.
     """
-    timeout = group._get_backend(group._device_types[0]).options._timeout
     ranks = dist.get_process_group_ranks(group)
     own: dist.ProcessGroup = dist.new_group(
-        ranks, timeout=timeout, backend=dist.get_backend_config(group), use_local_synchronization=True
+        ranks, timeout=timeout_of(group), backend=dist.get_backend_config(group), use_local_synchronization=True
     )
     return own
 
@@ -57,25 +63,28 @@ class Channel:
     def all_gather(self, rows: Tensor) -> Pending:
         """Row r becomes rank r's; this rank's own is there already and must stay until the end."""
         own = rows[self.rank]
-        self._count((self.world_size - 1) * own.numel())
+        size = (self.world_size - 1) * own.numel()
+        self.count(size, size)
         if own.numel() <= SMALL_BYTES:
             return Pending([_torch_all_gather(rows.view(-1), own, group=self.group, async_op=True)])
         return self._swap(rows, [own] * self.world_size)
 
     def all_to_all(self, received: Tensor, messages: Tensor) -> Pending:
         """Row r of `messages` goes to rank r; row r of `received` comes from it."""
-        self._count((self.world_size - 1) * messages[0].numel())
+        size = (self.world_size - 1) * messages[0].numel()
+        self.count(size, size)
         received[self.rank].copy_(messages[self.rank])
         return self._swap(received, messages)
 
     def all_reduce(self, tensor: Tensor, num_bytes: int) -> Pending:
         """Sums a tensor that is passed through as it is; the caller knows how many bytes that sends."""
-        self._count(num_bytes)
+        self.count(num_bytes, num_bytes)
         return Pending([dist.all_reduce(tensor, group=self.group, async_op=True)])
 
-    def _count(self, num_bytes: int) -> None:
-        self.bytes_sent += num_bytes
-        self.bytes_received += num_bytes
+    def count(self, sent: int, received: int) -> None:
+        """Adds to the bytes of this rank; exchanges that do not go through this channel call it themselves."""
+        self.bytes_sent += sent
+        self.bytes_received += received
 
     def _swap(self, received: Tensor, messages: Sequence[Tensor] | Tensor) -> Pending:
         """Sends message r to rank r and receives row r from it; every rank starts with another one."""

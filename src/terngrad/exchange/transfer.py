@@ -1,6 +1,6 @@
-"""How a bucket's messages reach everyone: all-gather and two-shot.
+"""How a bucket's messages reach everyone: what every exchange is, and the two among workers alone.
 
-An exchange moves bytes and never reads them; what they mean is the business of a `Reducible`. It works in three
+An exchange moves bytes and never reads them; what they mean is the business of a `Reducible`. A transfer works in three
 stages, so that the caller can put other work between them: send() posts the first collective, forward() the second
 where there is one, receive() waits and decodes. All ranks must call them in the same order.
 """
@@ -18,14 +18,21 @@ from terngrad.exchange.channel import Channel, Pending
 
 
 class Sizes(Protocol):
-    """Bytes of one rank's messages for a number of shards."""
+    """Bytes of one rank's messages for a number of shards, and a text from which another rank can tell the same."""
 
     nbytes: int
     sum_nbytes: int
 
+    @property
+    def description(self) -> bytes: ...
+
 
 class Reducible(Protocol):
     """A bucket that can write its messages, add up a shard of everyone's, and read the result."""
+
+    @property
+    def label(self) -> tuple[int, int]:
+        """Its step and number in the step."""
 
     def encode(self, messages: Tensor) -> None: ...
     def decode(self, messages: Tensor) -> None: ...
@@ -40,23 +47,11 @@ Phase = Callable[[str], AbstractContextManager[None]]  # names and times what ru
 class Transfer(ABC):
     """One bucket's messages, under way."""
 
-    name: ClassVar[str]
-
     def __init__(self, channel: Channel, sizes: Sizes, scratch: Scratch, phase: Phase) -> None:
         self.channel = channel
         self.sizes = sizes
         self.scratch = scratch
         self.phase = phase
-
-    @staticmethod
-    @abstractmethod
-    def num_shards(world_size: int) -> int:
-        """How many shards the messages are cut into."""
-
-    @staticmethod
-    @abstractmethod
-    def bytes_sent(sizes: Sizes, world_size: int) -> int:
-        """What one rank sends for one bucket."""
 
     @abstractmethod
     def send(self, code: Reducible) -> Tensor:
@@ -79,19 +74,26 @@ class Transfer(ABC):
         return rows[self.channel.rank : self.channel.rank + 1]
 
 
-class AllGather(Transfer):
-    """Everyone sends its codes to everyone: one round, best for few workers."""
+class Exchange(ABC):
+    """A way to exchange: how messages are cut, what that sends, and the start of one bucket's transfer."""
 
-    name = "all-gather"
+    name: ClassVar[str]
+    num_rounds: ClassVar[int]  # of messages that wait for each other
 
-    @staticmethod
-    def num_shards(world_size: int) -> int:
-        return 1
+    @abstractmethod
+    def num_shards(self, world_size: int) -> int:
+        """How many shards the messages are cut into."""
 
-    @staticmethod
-    def bytes_sent(sizes: Sizes, world_size: int) -> int:
-        return (world_size - 1) * sizes.nbytes
+    @abstractmethod
+    def bytes_sent(self, sizes: Sizes, world_size: int) -> int:
+        """What one rank sends for one bucket."""
 
+    @abstractmethod
+    def open(self, channel: Channel, sizes: Sizes, scratch: Scratch, phase: Phase) -> Transfer:
+        """One bucket's transfer; nothing is sent yet."""
+
+
+class _AllGatherTransfer(Transfer):
     def send(self, code: Reducible) -> Tensor:
         self._received = self.scratch("received", self.channel.world_size, self.sizes.nbytes)
         messages = self._own(self._received)
@@ -107,19 +109,23 @@ class AllGather(Transfer):
             code.decode(self._received)
 
 
-class TwoShot(Transfer):
-    """Shards go to their owners, who add them up and send the sums to everyone: cost does not grow with workers."""
+class AllGather(Exchange):
+    """Everyone sends its codes to everyone: one round, best for few workers."""
 
-    name = "two-shot"
+    name = "all-gather"
+    num_rounds = 1
 
-    @staticmethod
-    def num_shards(world_size: int) -> int:
-        return world_size
+    def num_shards(self, world_size: int) -> int:
+        return 1
 
-    @staticmethod
-    def bytes_sent(sizes: Sizes, world_size: int) -> int:
-        return (world_size - 1) * (sizes.nbytes + sizes.sum_nbytes)
+    def bytes_sent(self, sizes: Sizes, world_size: int) -> int:
+        return (world_size - 1) * sizes.nbytes
 
+    def open(self, channel: Channel, sizes: Sizes, scratch: Scratch, phase: Phase) -> Transfer:
+        return _AllGatherTransfer(channel, sizes, scratch, phase)
+
+
+class _TwoShotTransfer(Transfer):
     def send(self, code: Reducible) -> Tensor:
         count = self.channel.world_size
         messages = self.scratch("codes", count, self.sizes.nbytes)
@@ -144,13 +150,29 @@ class TwoShot(Transfer):
             code.decode_sums(self._sums)
 
 
-EXCHANGES: dict[str, type[Transfer]] = {kind.name: kind for kind in (AllGather, TwoShot)}
+class TwoShot(Exchange):
+    """Shards go to their owners, who add them up and send the sums to everyone: cost does not grow with workers."""
+
+    name = "two-shot"
+    num_rounds = 2
+
+    def num_shards(self, world_size: int) -> int:
+        return world_size
+
+    def bytes_sent(self, sizes: Sizes, world_size: int) -> int:
+        return (world_size - 1) * (sizes.nbytes + sizes.sum_nbytes)
+
+    def open(self, channel: Channel, sizes: Sizes, scratch: Scratch, phase: Phase) -> Transfer:
+        return _TwoShotTransfer(channel, sizes, scratch, phase)
+
+
+EXCHANGES: dict[str, Exchange] = {kind.name: kind for kind in (AllGather(), TwoShot())}
 
 LATENCY_S = 1e-4  # of one message on the networks this is for; only decides when both exchanges cost about the same
 SECONDS_PER_BYTE = 8 / 1e9  # 1 Gb/s
 
 
-def predicted_seconds(kind: type[Transfer], sizes: Sizes, world_size: int) -> float:
+def predicted_seconds(exchange: Exchange, sizes: Sizes, world_size: int) -> float:
     """What one bucket costs on a slow network: rounds of N-1 messages, and the bytes they carry."""
-    rounds = 1 if kind.num_shards(world_size) == 1 else 2
-    return rounds * (world_size - 1) * LATENCY_S + kind.bytes_sent(sizes, world_size) * SECONDS_PER_BYTE
+    messages = exchange.num_rounds * (world_size - 1)
+    return messages * LATENCY_S + exchange.bytes_sent(sizes, world_size) * SECONDS_PER_BYTE

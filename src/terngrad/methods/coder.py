@@ -5,32 +5,37 @@ Nothing here depends on how the messages travel. State belongs to parameters; wh
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Sequence
+from dataclasses import astuple, dataclass, field
 from functools import partial
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from terngrad.codecs import Body, DenseType, Frame, Header, Segment
-from terngrad.codecs.header import HEADER_BYTES
-from terngrad.errors import WireError
-from terngrad.kernels import Code, Runs, draw_keys, kernels_for
+from terngrad.codecs import HEADER_BYTES, Envelope, Frame, Segment
+from terngrad.kernels import Code, draw_keys, kernels_for
 from terngrad.methods.base import Method, ParameterInfo
+from terngrad.methods.sums import add_shard, are_codes, bad_codes, mean_into
 from terngrad.methods.terngrad import TernGrad
-
-_PIECE = 1 << 18  # elements of a dense mean taken at once
 
 
 @dataclass
 class Measured:
     """What the codes of one parameter lost, added up over the measured steps."""
 
+    num_steps: int = 0
+    scaler: float = 0.0  # the mean over the parameter's blocks
     num_elements: int = 0
     num_nonzero: int = 0
     squared_error: float = 0.0
     squared_norm: float = 0.0
+
+    def __add__(self, other: Measured) -> Measured:
+        return Measured(*(a + b for a, b in zip(astuple(self), astuple(other), strict=True)))
+
+    def __sub__(self, other: Measured) -> Measured:
+        return Measured(*(a - b for a, b in zip(astuple(self), astuple(other), strict=True)))
 
 
 @dataclass
@@ -47,6 +52,7 @@ class Coder:
     is_void: bool = False  # an average of this step is not finite, so its gradients will not be used
     measured: dict[int, Measured] = field(default_factory=dict)
     draining: bool = False
+    _taken: dict[int, Measured] = field(default_factory=dict)  # `measured` as it was when last taken
     _frames: dict[object, Frame] = field(default_factory=dict)
 
     def set_method(self, method: Method) -> None:
@@ -75,10 +81,21 @@ class Coder:
         """Whether all of a bucket is sent dense in this step."""
         return self.draining or self.method.is_dense_step(step, epoch)
 
+    def take_measured(self) -> dict[int, Measured]:
+        """What was measured since the last call."""
+        now = dict(self.measured)
+        found = {index: measured - self._taken.get(index, Measured()) for index, measured in now.items()}
+        self._taken = now
+        return {index: measured for index, measured in found.items() if measured.num_steps}
+
+    @property
+    def keeps_residuals(self) -> bool:
+        """Whether anything is or will be held back."""
+        return bool(self.residuals) or (isinstance(self.method, TernGrad) and self.method.error_feedback)
+
     def note_average(self, values: Tensor) -> None:
         """Finds a step void if an average is not finite; only those who keep residuals need to know."""
-        keeps = isinstance(self.method, TernGrad) and self.method.error_feedback
-        if keeps or self.residuals:
+        if self.keeps_residuals:
             self.is_void |= not bool(torch.isfinite(values).all())
 
     def end_step(self) -> None:
@@ -106,10 +123,14 @@ class BucketCode:
         self.coder = coder
         self.frame = frame
         self.buffer = buffer
-        self.bucket = bucket
-        self.step = step
+        self.envelope = Envelope(frame, bucket, step)
         self._kernels = kernels_for(buffer.device)
         self._add_residuals()
+
+    @property
+    def label(self) -> tuple[int, int]:
+        """Its step and number in the step."""
+        return self.envelope.step, self.envelope.bucket
 
     # Encoding
 
@@ -119,29 +140,31 @@ class BucketCode:
         self._statistics = self._kernels.statistics(self.buffer, self.frame.spans)
         counts = torch.from_numpy(self.frame.spans[:, 1]).to(self.buffer.device, torch.float64)
         self._limit = method.limits(self._statistics, counts)
-        self._header(Body.SCALERS, self.coder.rank, 0, self.frame.scalers_nbytes).write(message)
+        self.envelope.scalers(self.coder.rank).write(message)
         message[HEADER_BYTES:] = self._limit.view(torch.uint8)
 
     def take_scalers(self, messages: Tensor) -> None:
         """Reads all ranks' scalers: their maximum, or each rank's own. Not finite on one rank is so on all."""
         for rank, message in enumerate(messages):
-            self._header(Body.SCALERS, rank, 0, self.frame.scalers_nbytes).check(message)
+            self.envelope.scalers(rank).check(message)
         scalers = messages[:, HEADER_BYTES:].contiguous().view(torch.float32)
-        shared = self._ternary_method().shared
-        self._scale = scalers.amax(dim=0) if shared else scalers
-        self._own_scale = self._scale if shared else self._scale[self.coder.rank]
+        self._set_scale(scalers.amax(dim=0) if self._ternary_method().shared else scalers)
+
+    def take_scalers_of(self, other: BucketCode) -> None:
+        """What take_scalers gives, from another rank's code of the same bucket in this process."""
+        self._set_scale(other._scale)
 
     def encode(self, messages: Tensor) -> None:
         """Writes the messages of all shards, a row each."""
         frame = self.frame
         for i, shard in enumerate(frame.shards):
-            self._codes_header(self.coder.rank, i).write(messages[i])
+            self.envelope.codes(self.coder.rank, i).write(messages[i])
             part = frame.dense_part(messages[i], shard)
             for span in shard.dense:
                 part[span.target : span.target + span.numel] = self.buffer[span.source : span.source + span.numel]
         if frame.ternary:
             method = self._ternary_method()
-            keys = draw_keys(self.coder.seed, self.step, self.coder.rank, frame.indices)[frame.run_segments]
+            keys = draw_keys(self.coder.seed, self.envelope.step, self.coder.rank, frame.indices)[frame.run_segments]
             steps = self._own_scale * 2.0**-24
             self._kernels.ternarize(self.buffer, frame.runs, keys, self._limit, steps, frame.code, messages.view(-1))
             if method.error_feedback:
@@ -160,18 +183,22 @@ class BucketCode:
             norm = float(self._statistics.squares[frame.units[position]].sum())
             if not np.isfinite(norm):
                 continue
-            found = self.coder.measured.setdefault(segment.index, Measured())
-            found.num_elements += segment.numel
-            found.num_nonzero += int(nonzero[runs].sum())
-            found.squared_error += float(squared[runs].sum())
-            found.squared_norm += norm
+            found = Measured(
+                num_steps=1,
+                scaler=float(self._own_scale[frame.units[position]].mean()),
+                num_elements=segment.numel,
+                num_nonzero=int(nonzero[runs].sum()),
+                squared_error=float(squared[runs].sum()),
+                squared_norm=norm,
+            )
+            self.coder.measured[segment.index] = self.coder.measured.get(segment.index, Measured()) + found
 
     # Decoding
 
     def decode(self, messages: Tensor) -> None:
         """Writes the average of all ranks' messages, a row each, to the bucket."""
         for rank, message in enumerate(messages):
-            self._codes_header(rank, 0).check(message)
+            self.envelope.codes(rank, 0).check(message)
         payloads = list(messages)
         frame = self.frame
         if frame.ternary:
@@ -181,39 +208,34 @@ class BucketCode:
             else:
                 good = self._kernels.mean_own(self.buffer, frame.runs, payloads, self._scale, frame.code)
             if not good:
-                raise self._bad_codes(lambda rank: self._are_codes(frame.runs, payloads[rank]))
+                raise bad_codes(self.envelope, [are_codes(frame, frame.runs, payload) for payload in payloads])
         self._write_dense_mean(payloads)
-        self._settle_residuals()
+        self.settle_residuals()
 
     def sum_shard(self, messages: Tensor, target: Tensor) -> None:
         """Adds up all ranks' messages of this rank's shard and writes the message of the sum."""
-        frame, own = self.frame, self.coder.rank
-        shard = frame.shards[own]
-        for rank, message in enumerate(messages):
-            self._codes_header(rank, own).check(message)
-        payloads = list(messages)
-        self._sums_header(own).write(target)
-        if not self._kernels.sum_levels(shard.runs, payloads, frame.code, target):
-            raise self._bad_codes(lambda rank: self._are_codes(shard.runs, payloads[rank]))
-        parts = [frame.dense_part(payload, shard) for payload in payloads]
-        self._mean_into(frame.dense_part(target, shard, sums=True), parts)
+        add_shard(self.envelope, self.coder.rank, messages, target)
 
     def decode_sums(self, messages: Tensor) -> None:
         """Writes the average from the messages of all shards' sums, a row each, to the bucket."""
         frame = self.frame
-        for rank, message in enumerate(messages):
-            self._sums_header(rank).check(message)
+        for number, message in enumerate(messages):
+            self.envelope.sums(number).check(message)
         if frame.ternary:
             scale = self._scale / self.coder.world_size
             mean_levels = partial(self._kernels.mean_levels, num_payloads=self.coder.world_size, scale=scale)
             if not mean_levels(self.buffer, frame.runs, levels=messages.view(-1)):
                 scratch = torch.empty_like(self.buffer)
-                raise self._bad_codes(lambda rank: mean_levels(scratch, frame.shards[rank].runs, levels=messages[rank]))
+                good = [
+                    mean_levels(scratch, shard.runs, levels=message)
+                    for shard, message in zip(frame.shards, messages, strict=True)
+                ]
+                raise bad_codes(self.envelope, good)
         for message, shard in zip(messages, frame.shards, strict=True):
             values = frame.dense_part(message, shard, sums=True)
             for span in shard.dense:
                 self.buffer[span.source : span.source + span.numel] = values[span.target : span.target + span.numel]
-        self._settle_residuals()
+        self.settle_residuals()
 
     # Parts
 
@@ -221,58 +243,15 @@ class BucketCode:
         assert isinstance(self.coder.method, TernGrad)  # only its frames have ternary segments
         return self.coder.method
 
-    def _mean_into(self, target: Tensor, parts: Sequence[Tensor]) -> None:
-        """The mean of dense values, in single precision over the ranks in order, rounded to the wire's type.
-
-        Piece by piece, so that all but the first read of a value is from cache.
-        """
-        room = torch.empty(min(_PIECE, target.numel()), dtype=torch.float32, device=target.device)
-        for first in range(0, target.numel(), _PIECE):
-            piece = slice(first, min(first + _PIECE, target.numel()))
-            total = room[: piece.stop - first]
-            total.copy_(parts[0][piece])
-            for part in parts[1:]:
-                total += part[piece]
-            total /= len(parts)
-            target[piece] = total.to(self.frame.dense_dtype)
+    def _set_scale(self, scale: Tensor) -> None:
+        self._scale = scale
+        self._own_scale = scale if self._ternary_method().shared else scale[self.coder.rank]
 
     def _write_dense_mean(self, payloads: Sequence[Tensor]) -> None:
         parts = [self.frame.dense_part(payload, self.frame.shards[0]) for payload in payloads]
         for span in self.frame.shards[0].dense:
             where = slice(span.target, span.target + span.numel)
-            self._mean_into(self.buffer[span.source : span.source + span.numel], [part[where] for part in parts])
-
-    def _header(self, body: Body, sender: int, shard: int, num_bytes: int) -> Header:
-        return Header(body, DenseType.NONE, sender, shard, self.bucket, self.step, self.frame.num_units, 0, num_bytes)
-
-    def _codes_header(self, sender: int, shard: int) -> Header:
-        frame = self.frame
-        part = frame.shards[shard]
-        return Header(
-            frame.body, frame.dense_wire_type, sender, shard, self.bucket, self.step, part.num_coded, part.num_dense,
-            frame.nbytes,
-        )  # fmt: skip
-
-    def _sums_header(self, shard: int) -> Header:
-        frame = self.frame
-        part = frame.shards[shard]
-        return Header(
-            frame.sum_body, frame.dense_wire_type, shard, shard, self.bucket, self.step, part.num_coded,
-            part.num_dense, frame.sum_nbytes,
-        )  # fmt: skip
-
-    def _are_codes(self, runs: Runs, payload: Tensor) -> bool:
-        """Whether an encoder could have written one message's codes."""
-        room = torch.empty(self.frame.sum_nbytes, dtype=torch.uint8, device=payload.device)
-        return self._kernels.sum_levels(runs, [payload], self.frame.code, room)
-
-    def _bad_codes(self, is_good: Callable[[int], bool]) -> WireError:
-        """The error for codes that no encoder writes; `is_good` is asked for each rank, to name the sender."""
-        sender = next(rank for rank in range(self.coder.world_size) if not is_good(rank))
-        return WireError(
-            f"message from rank {sender}, step {self.step}, bucket {self.bucket}: holds codes that no encoder writes; "
-            "it was corrupted on its way"
-        )
+            mean_into(self.buffer[span.source : span.source + span.numel], [part[where] for part in parts])
 
     # Residuals: what was not sent, added to the next gradient
 
@@ -292,8 +271,10 @@ class BucketCode:
             kept = self._view(segment) - sent[segment.source : segment.source + segment.numel]
             self.coder.next_residuals[segment.index] = kept
 
-    def _settle_residuals(self) -> None:
-        """What was added to this gradient and not kept again is sent; void is the step if the average is not finite."""
+    def settle_residuals(self) -> None:
+        """What was added to this gradient and not kept again is sent; void is the step if the average, which the buffer
+        holds now, is not finite. Decoding ends with it.
+        """
         coder = self.coder
         for segment in (*self.frame.ternary, *self.frame.dense):
             if segment.index in coder.residuals:

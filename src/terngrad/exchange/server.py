@@ -1,0 +1,208 @@
+"""The parameter server: workers push their codes to servers, which add them up, and pull the sums.
+
+A server keeps nothing from one bucket to the next, and parameters never travel. It learns what to do from *orders*,
+which worker 0 sends ahead of each bucket: which step and bucket, and how its messages are laid out. Every server has
+one shard of every bucket, so K servers share the work and the bytes. All of it are direct sends and receives between a
+worker and a server, on a process group of their own; what comes from one rank comes in the order in which it was sent.
+"""
+
+from __future__ import annotations
+
+import datetime as dt
+import weakref
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import ClassVar, Protocol
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from terngrad.exchange.channel import Channel, Pending
+from terngrad.exchange.transfer import Exchange, Phase, Reducible, Scratch, Sizes, Transfer
+
+STOP = -1  # in place of a layout's number
+
+
+@dataclass(frozen=True)
+class Roster:
+    """Who is a worker and who is a server: the last ranks of the group are servers."""
+
+    group: dist.ProcessGroup
+    num_servers: int
+
+    @property
+    def rank(self) -> int:
+        return dist.get_rank(self.group)
+
+    @property
+    def workers(self) -> range:
+        return range(dist.get_world_size(self.group) - self.num_servers)
+
+    @property
+    def servers(self) -> range:
+        return range(len(self.workers), dist.get_world_size(self.group))
+
+    def send(self, rank: int, tensor: Tensor) -> dist.Work | None:
+        return dist.isend(tensor, dist.get_global_rank(self.group, rank), group=self.group)
+
+    def receive(self, rank: int, tensor: Tensor) -> dist.Work | None:
+        return dist.irecv(tensor, dist.get_global_rank(self.group, rank), group=self.group)
+
+
+@dataclass(frozen=True)
+class Order:
+    """What a server is to do next. The layout's description follows it, where the server does not know it yet."""
+
+    layout: int
+    step: int = 0
+    bucket: int = 0
+    description_bytes: int = 0
+
+    NUM_WORDS: ClassVar[int] = 4
+
+    def to_tensor(self) -> Tensor:
+        return torch.tensor([self.layout, self.step, self.bucket, self.description_bytes])
+
+
+class ServerExchange(Exchange):
+    """The exchange as a worker sees it."""
+
+    name = "server"
+    num_rounds = 2
+
+    def __init__(self, roster: Roster) -> None:
+        self.roster = roster
+        self._layouts: weakref.WeakKeyDictionary[Sizes, int] = weakref.WeakKeyDictionary()
+        self._num_layouts = 0
+
+    def num_shards(self, world_size: int) -> int:
+        return self.roster.num_servers
+
+    def bytes_sent(self, sizes: Sizes, world_size: int) -> int:
+        return self.roster.num_servers * sizes.nbytes
+
+    def open(self, channel: Channel, sizes: Sizes, scratch: Scratch, phase: Phase) -> Transfer:
+        return _ServerTransfer(self, channel, sizes, scratch, phase)
+
+    def order(self, sizes: Sizes, label: tuple[int, int]) -> list[Tensor]:
+        """What goes to every server ahead of a bucket, from worker 0."""
+        if sizes in self._layouts:
+            return [Order(self._layouts[sizes], *label).to_tensor()]
+        self._layouts[sizes] = self._num_layouts
+        self._num_layouts += 1
+        description = torch.frombuffer(bytearray(sizes.description), dtype=torch.uint8)
+        return [Order(self._layouts[sizes], *label, description.numel()).to_tensor(), description]
+
+    def stop(self) -> None:
+        """Lets the servers go. Worker 0 tells them; for the others there is nothing to do."""
+        if self.roster.rank == 0:
+            order = Order(STOP).to_tensor()
+            Pending([self.roster.send(server, order) for server in self.roster.servers]).wait()
+
+
+class _ServerTransfer(Transfer):
+    def __init__(
+        self, exchange: ServerExchange, channel: Channel, sizes: Sizes, scratch: Scratch, phase: Phase
+    ) -> None:
+        super().__init__(channel, sizes, scratch, phase)
+        self._exchange = exchange
+        self._roster = exchange.roster
+
+    def send(self, code: Reducible) -> Tensor:
+        messages = self.scratch("codes", self._roster.num_servers, self.sizes.nbytes)
+        with self.phase("encode"):
+            code.encode(messages)
+        with self.phase("exchange"):
+            self._push(code.label, messages)
+        return messages
+
+    def _push(self, label: tuple[int, int], messages: Tensor) -> None:
+        """Sends the order and the codes, and is ready for the sums. Servers have no GPU: all goes by the CPU."""
+        orders = self._exchange.order(self.sizes, label) if self._roster.rank == 0 else []
+        self._sums = self.scratch("sums", self._roster.num_servers, self.sizes.sum_nbytes)
+        self._arriving = torch.empty_like(self._sums, device="cpu") if self._sums.device.type != "cpu" else self._sums
+        self._leaving = [(server, tensor) for server in self._roster.servers for tensor in orders]
+        self._leaving += zip(self._roster.servers, messages.cpu(), strict=True)
+        self.channel.count(sent=sum(tensor.nbytes for _, tensor in self._leaving), received=self._arriving.nbytes)
+        sends = [self._roster.send(server, tensor) for server, tensor in self._leaving]
+        self._pending = Pending([*sends, *map(self._roster.receive, self._roster.servers, self._arriving)])
+
+    def receive(self, code: Reducible) -> None:
+        self._wait(self._pending)
+        with self.phase("decode"):
+            if self._arriving is not self._sums:
+                self._sums.copy_(self._arriving)
+            code.decode_sums(self._sums)
+
+
+class Summable(Sizes, Protocol):
+    """A layout as a server sees it."""
+
+    def add(self, shard: int, label: tuple[int, int], messages: Tensor, target: Tensor) -> None:
+        """Adds up all workers' messages of a shard, a row each, and writes the message of the sum."""
+
+
+@dataclass
+class Served:
+    """What a server has done."""
+
+    num_buckets: int = 0
+    bytes_received: int = 0
+    bytes_sent: int = 0
+
+
+class Server:
+    """Carries out orders until it is told to stop."""
+
+    def __init__(self, roster: Roster, read_layout: Callable[[bytes], Summable], patience: dt.timedelta) -> None:
+        self.served = Served()
+        self.where = "waiting for the first order"
+        self._roster = roster
+        self._shard = roster.servers.index(roster.rank)
+        self._read_layout = read_layout
+        self._patience = patience
+        self._layouts: dict[int, Summable] = {}
+        self._leaving: Pending | None = None
+
+    def run(self) -> Served:
+        for order in self._orders():
+            self._carry_out(order, self._layouts[order.layout])
+        self._flush()
+        return self.served
+
+    def _orders(self) -> Iterator[Order]:
+        """Waits for orders for as long as workers may be busy with other things: loading, evaluating, saving."""
+        while True:
+            words = torch.zeros(Order.NUM_WORDS, dtype=torch.int64)
+            work = self._roster.receive(0, words)
+            assert work is not None  # None is for ranks outside the group
+            work.wait(self._patience)
+            order = Order(*words.tolist())
+            if order.layout == STOP:
+                return
+            self.where = f"step {order.step}, bucket {order.bucket}"
+            self.served.bytes_received += words.nbytes + order.description_bytes
+            if order.description_bytes:
+                description = torch.zeros(order.description_bytes, dtype=torch.uint8)
+                Pending([self._roster.receive(0, description)]).wait()
+                self._layouts[order.layout] = self._read_layout(bytes(description.tolist()))
+            yield order
+
+    def _carry_out(self, order: Order, layout: Summable) -> None:
+        workers = self._roster.workers
+        messages = torch.empty(len(workers), layout.nbytes, dtype=torch.uint8)
+        Pending([self._roster.receive(worker, messages[worker]) for worker in workers]).wait()
+        target = torch.zeros(layout.sum_nbytes, dtype=torch.uint8)
+        layout.add(self._shard, (order.step, order.bucket), messages, target)
+        self._flush()
+        self._leaving = Pending([self._roster.send(worker, target) for worker in workers])
+        self.served.num_buckets += 1
+        self.served.bytes_received += messages.nbytes
+        self.served.bytes_sent += len(workers) * target.nbytes
+
+    def _flush(self) -> None:
+        """Waits until the sums of the bucket before are with the workers."""
+        if self._leaving is not None:
+            self._leaving.wait()
+            self._leaving = None
