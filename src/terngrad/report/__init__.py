@@ -1,0 +1,11 @@
+"""Runs compared on one page: curves, bytes, the time of a step, layers, settings.
+
+`write_report` writes an HTML page that needs no network, `write_figure` a picture for a README. Both read runs through
+`RunRecord`, which `terngrad.train.Run` satisfies.
+"""
+
+from terngrad.report.page import write_report
+from terngrad.report.picture import write_figure
+from terngrad.report.records import RunRecord
+
+__all__ = ["RunRecord", "write_figure", "write_report"]
