@@ -57,7 +57,7 @@ $(TOOLS): constraints.txt | $(BIN)/python
 # Without a compiler the package installs as pure Python. With one, a core that does not build is an error here, since
 # otherwise every test would quietly run on the reference.
 $(PACKAGE): $(TOOLS) constraints.txt pyproject.toml $(NATIVE_SOURCES)
-	$(PIP) install -c constraints.txt --no-build-isolation -e '.[dev,demo]'
+	$(PIP) install -c constraints.txt --no-build-isolation -e '.[dev,cli,tensorboard]'
 ifdef HAVE_COMPILER
 	@ls $(VENV)/lib/*/site-packages/terngrad/kernels/_native*.so >/dev/null 2>&1 || \
 	    { echo 'The native core did not build:'; $(BIN)/cmake --build build/cp*; exit 1; }

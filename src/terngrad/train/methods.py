@@ -1,0 +1,205 @@
+"""How the gradients of a DDP model are averaged: torch's own ways and terngrad's, behind one interface.
+
+A registry by the name that a spec begins with; what is not in it is a spec for `terngrad.attach`. Only torch's own
+results depend on how DDP has laid out its buckets, which it does anew after the first step.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import torch
+from torch import nn
+from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
+from torch.distributed.algorithms.ddp_comm_hooks import powerSGD_hook as powersgd
+from torch.nn.parallel import DistributedDataParallel
+
+import terngrad as tg
+from terngrad.errors import ConfigurationError
+
+NONE = "none"
+PHASES = ("encode_s", "exchange_s", "decode_s")
+ONE_BUCKET_MB = 1 << 20
+
+
+@dataclass(frozen=True)
+class Options:
+    """What a connection needs besides its spec; torch's own take no notice of it."""
+
+    exchange: Any  # a name, or tg.ParameterServers
+    seed: int
+    measure_every: int
+
+
+class Connection(ABC):
+    """A method between its choice and its end: made from a spec, attached to a model, saved and restored."""
+
+    bucket_cap_mb: ClassVar[int | None] = None
+    depends_on_buckets: ClassVar[bool] = True
+
+    def __init__(self, spec: str) -> None:
+        if ":" in spec:
+            raise ConfigurationError(f"method {spec!r}: {spec.partition(':')[0]} takes no options")
+
+    @abstractmethod
+    def attach(self, model: DistributedDataParallel, options: Options) -> None:
+        """Averages the gradients of this model from the next backward pass on. On all ranks."""
+
+    def computing(self, model: DistributedDataParallel) -> AbstractContextManager[None]:
+        """What forward and backward run in."""
+        return nullcontext()
+
+    def phases(self) -> dict[str, float] | None:
+        """Seconds so far of each of PHASES; None if the method does not tell."""
+        return None
+
+    def take_measurements(self) -> dict[str, dict[str, Any]]:
+        """What was measured of each parameter since the last call."""
+        return {}
+
+    def set_epoch(self, epoch: int) -> None:
+        """Tells the epoch. On all ranks."""
+        return
+
+    def state_dict(self) -> dict[str, Any]:
+        """What this rank needs to go on exactly."""
+        return {}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Goes on where `state_dict` was taken. On all ranks."""
+        return
+
+
+class PlainDDP(Connection):
+    """DDP's own all-reduce."""
+
+    def attach(self, model: DistributedDataParallel, options: Options) -> None:
+        """Nothing to do."""
+
+
+class NoCommunication(PlainDDP):
+    """Every worker on its own: how fast a step could be, not a way to train."""
+
+    depends_on_buckets = False
+
+    def computing(self, model: DistributedDataParallel) -> AbstractContextManager[None]:
+        return model.no_sync()
+
+
+class HalfPrecision(Connection):
+    """Torch's hook that sends fp16. Its bf16 one wants NCCL, so that "bf16" is terngrad's own."""
+
+    def attach(self, model: DistributedDataParallel, options: Options) -> None:
+        model.register_comm_hook(None, default_hooks.fp16_compress_hook)
+
+
+class PowerSGD(Connection):
+    """Torch's PowerSGD hook (Vogels et al., NeurIPS 2019), with warm start and error feedback."""
+
+    # It posts collectives from callbacks, which for several buckets on gloo come in another order on every rank.
+    bucket_cap_mb = ONE_BUCKET_MB
+
+    def __init__(self, spec: str) -> None:
+        options = dict(option.partition("=")[::2] for option in spec.partition(":")[2].split(",") if option)
+        text = options.pop("rank", "1")
+        if options or not text.isdecimal() or int(text) < 1:
+            raise ConfigurationError(f"method {spec!r}: powersgd takes rank=R, an integer of at least 1, and no more")
+        self._rank = int(text)
+
+    def attach(self, model: DistributedDataParallel, options: Options) -> None:
+        # Two plain steps are the least it allows: DDP lays out its buckets anew after the first.
+        self._state = powersgd.PowerSGDState(
+            None, matrix_approximation_rank=self._rank, start_powerSGD_iter=2, random_seed=options.seed
+        )
+        model.register_comm_hook(self._state, powersgd.powerSGD_hook)
+
+    _BY_BUCKET = ("error_dict", "p_memory_dict", "q_memory_dict")
+
+    def state_dict(self) -> dict[str, Any]:
+        rng = self._state.rng.get_state(legacy=False)
+        return {
+            "iter": self._state.iter,
+            "rng": {**rng, "state": {**rng["state"], "key": torch.from_numpy(rng["state"]["key"].astype("int64"))}},
+            **{
+                slot: {index: tensor.clone() for index, tensor in getattr(self._state, slot).items()}
+                for slot in self._BY_BUCKET
+            },
+        }
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        rng = state["rng"]
+        self._state.iter = state["iter"]
+        self._state.rng.set_state(
+            {**rng, "state": {**rng["state"], "key": rng["state"]["key"].numpy().astype("uint32")}}
+        )
+        for slot in self._BY_BUCKET:
+            setattr(self._state, slot, dict(state[slot]))
+
+
+class TerngradHandle(Connection):
+    """`terngrad.attach`."""
+
+    depends_on_buckets = False
+
+    def __init__(self, spec: str) -> None:
+        self._method = tg.from_spec(spec)
+
+    def attach(self, model: DistributedDataParallel, options: Options) -> None:
+        self._handle = tg.attach(
+            model,
+            self._method,
+            exchange=options.exchange,
+            seed=options.seed,
+            measure_every=options.measure_every,
+        )
+
+    def phases(self) -> dict[str, float] | None:
+        stats = self._handle.stats()
+        return {name: stats[name] for name in PHASES}
+
+    def take_measurements(self) -> dict[str, dict[str, Any]]:
+        return self._handle.take_measurements()
+
+    def set_epoch(self, epoch: int) -> None:
+        self._handle.set_epoch(epoch)
+
+    def state_dict(self) -> dict[str, Any]:
+        return self._handle.state_dict()
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        self._handle.load_state_dict(state)
+
+
+TORCH_METHODS: dict[str, type[Connection]] = {
+    NONE: NoCommunication,
+    "fp32": PlainDDP,
+    "fp16": HalfPrecision,
+    "powersgd": PowerSGD,
+}
+
+
+def connection_of(spec: str, torch_methods: bool = True) -> Connection:
+    """The way a spec names, not yet attached; without torch's methods, "fp32" and "fp16" are terngrad's own."""
+    name = spec.partition(":")[0]
+    if torch_methods:
+        return TORCH_METHODS.get(name, TerngradHandle)(spec)
+    if name in TORCH_METHODS and name not in tg.Method.registry:
+        raise ConfigurationError(
+            f"method {spec!r} is torch's, which has none for parameter servers and virtual workers; pass another, or "
+            "--workers alone"
+        )
+    return TerngradHandle(spec)
+
+
+def check_method(spec: str, exchange: str, torch_methods: bool = True) -> None:
+    """Raises ConfigurationError unless there is such a method, and such an exchange that can carry it."""
+    name = spec.partition(":")[0]
+    if name not in TORCH_METHODS and name not in tg.Method.registry:
+        known = ", ".join(sorted({*TORCH_METHODS, *tg.Method.registry}))
+        raise ConfigurationError(f"method {spec!r}: there is {known}; pass one of these")
+    if isinstance(connection_of(spec, torch_methods), TerngradHandle):
+        tg.VirtualWorkers(nn.Linear(1, 1), spec, num_workers=1, exchange=exchange)  # refuses what `attach` refuses

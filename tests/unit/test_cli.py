@@ -1,0 +1,237 @@
+"""The command line: what it prints where, how it ends, and that its page in the documents is what it says."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import re
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import terngrad
+from terngrad.cli import main
+from terngrad.cli.reference import commands, fill
+from terngrad.cli.tables import print_figures
+from terngrad.errors import ConfigurationError
+from terngrad.lab import LabError
+from terngrad.recipes import RECIPES, DataMissing
+from terngrad.train import MEANINGS, Outcome, TrainConfig, TrainingFailed, outcome_of, train_as_rank
+
+PAGE = (Path(__file__).parents[2] / "docs" / "cli.md").read_text()
+VIRTUAL = ("--virtual-workers=2", "--steps=2", "--eval-every=2")
+
+Call = Callable[..., tuple[int, str, str]]
+
+
+@pytest.fixture
+def call(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> Iterator[Call]:
+    """Runs the command line in this process: its exit code, and what it wrote to standard output and error."""
+    monkeypatch.delenv("RANK", raising=False)
+    before = signal.getsignal(signal.SIGTERM)
+
+    def run(*arguments: object) -> tuple[int, str, str]:
+        monkeypatch.setattr(sys, "argv", ["terngrad", *map(str, arguments)])
+        with pytest.raises(SystemExit) as caught:
+            main()
+        written = capfd.readouterr()
+        return int(caught.value.code or 0), written.out, written.err
+
+    yield run
+    signal.signal(signal.SIGTERM, before)
+
+
+# The page
+
+
+def test_the_page_is_what_help_says() -> None:
+    assert fill(PAGE) == PAGE, "run `python -m terngrad.cli.reference docs/cli.md`"
+
+
+@pytest.mark.parametrize("name", ["", *commands()])
+def test_every_command_is_on_the_page(name: str) -> None:
+    assert len(re.findall(rf"```text terngrad *{name}\n", PAGE)) == 1
+
+
+def test_every_exit_code_has_a_meaning() -> None:
+    assert list(MEANINGS) == list(Outcome)
+
+
+def test_the_page_names_every_entry_of_a_run(call: Call, tmp_path: Path) -> None:
+    code, _, error = call("train", "digits", *VIRTUAL, f"--out={tmp_path / 'run'}", "--tensorboard")
+    assert code == 0, error
+    words = set(re.findall(r"`(\w+)`", PAGE))
+    for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines():
+        event = json.loads(line)
+        assert {event["event"], *event} - {"event", "layers"} <= words | {"layers"}
+    files = {path.name for path in (tmp_path / "run").iterdir()}
+    assert all(name in PAGE for name in files)
+
+
+# What goes where
+
+
+def test_version(call: Call) -> None:
+    assert call("--version") == (0, f"terngrad {terngrad.__version__}\n", "")
+
+
+def test_json_is_all_there_is_on_standard_output(call: Call, tmp_path: Path) -> None:
+    code, output, error = call("train", "digits", *VIRTUAL, f"--out={tmp_path / 'run'}", "--json")
+    found = json.loads(output)
+    assert (code, found["run"], found["steps"]) == (0, str(tmp_path / "run"), 2)
+    assert "step 2/2" in error
+    code, output, error = call("report", tmp_path / "run", "-o", tmp_path / "page.html", "--json")
+    assert json.loads(output)["report"] == str(tmp_path / "page.html")
+    assert (code, error) == (0, "")
+    assert "digits" in (tmp_path / "page.html").read_text()
+
+
+def test_results_are_a_table_for_people(call: Call, tmp_path: Path) -> None:
+    options = ("--methods=fp32,terngrad:clip=2,block=64", f"--out={tmp_path / 'runs'}", f"--report={tmp_path / 'page'}")
+    code, output, _ = call("compare", "digits", *VIRTUAL, *options)
+    assert code == 0
+    rows = [[cell.strip() for cell in line.split("│")[1:-1]] for line in output.splitlines() if line.startswith("│")]
+    assert [row[0] for row in rows] == ["fp32", "terngrad:clip=2,block=64"]
+    assert rows[0][4] == "1.00"
+    assert "2 steps, 2 workers" in output
+    assert (tmp_path / "page").exists()
+
+
+def test_recipes_are_listed(call: Call) -> None:
+    _, output, _ = call("recipes")
+    assert [name for name in RECIPES if name not in output] == []
+    _, output, _ = call("recipes", "--json")
+    assert [recipe["name"] for recipe in json.loads(output)] == list(RECIPES)
+
+
+def figures(**changes: Any) -> dict[str, Any]:
+    return {
+        "method": "fp32", "metric": "accuracy", "final": 0.5, "target": 0.97, "bytes_sent_per_step": 10.0,
+        "bytes_received_per_step": 10.0, "ratio": 1.0, "median_step_s": 0.01, "seconds_to_target": None, **changes,
+    }  # fmt: skip
+
+
+def test_tables_of_speed_alone_have_no_quality(capsys: pytest.CaptureFixture[str]) -> None:
+    print_figures([figures()], "with")
+    assert "not reached" in capsys.readouterr().out
+    print_figures([figures(metric="", final=None, target=None, ratio=None)], "without")
+    assert not {"accuracy", "not reached"} & set(capsys.readouterr().out.split())
+
+
+def test_lab_passes_on_commands_and_their_exit_code(call: Call, monkeypatch: pytest.MonkeyPatch) -> None:
+    @dataclasses.dataclass
+    class Result:
+        exit_code: int = 7
+        link_bytes: tuple[Any, ...] = ()
+
+    asked: dict[str, Any] = {}
+
+    def run_command(hosts: int, link: str, command: list[str], **options: Any) -> Result:
+        asked.update(hosts=hosts, link=link, command=command, **options)
+        return Result()
+
+    monkeypatch.setattr(sys.modules["terngrad.cli.lab"], "run_command", run_command)
+    code, _, _ = call("lab", "--hosts=3", "--link=100mbit", "--kill-host=1", "--after=5", "--", "ls", "--all", "-h")
+    assert code == 7
+    assert (asked["hosts"], asked["link"], asked["command"]) == (3, "100mbit", ["ls", "--all", "-h"])
+    assert (asked["kill_host"], asked["after_s"]) == (1, 5.0)
+
+
+# How it ends
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (("train", "digit"), ["'digit'", "digits"]),
+        (("train",), ["no RECIPE", "--resume"]),
+        (("train", "digits", "--method=ternary"), ["'ternary'", "terngrad"]),
+        (("train", "digits", "--workers=0"), ["--workers 0"]),
+        (("train", "--resume=nowhere"), ["nowhere is not a run"]),
+        (("train", "--resume=nowhere", "--steps=5"), ["leave out --steps"]),
+        (("compare", "digits", "--methods="), ["--methods", "at least one"]),
+        (("compare", "digits", "--methods=fp32,fp32"), ["fp32 more than once"]),
+        (("report", "nowhere", "-o", "page.html"), ["nowhere is not a run"]),
+    ],
+)
+def test_what_cannot_work_is_said_in_one_line(call: Call, arguments: tuple[str, ...], words: list[str]) -> None:
+    code, output, error = call(*arguments)
+    assert (code, output) == (Outcome.MISUSED, "")
+    assert error.startswith("terngrad: ")
+    assert len(error.splitlines()) == 1
+    assert [word for word in words if word not in error] == []
+
+
+def test_unknown_options_are_wrong_usage(call: Call) -> None:
+    code, _, error = call("train", "digits", "--speed=fast")
+    assert code == Outcome.MISUSED
+    assert "--speed" in error
+
+
+def test_missing_data_has_its_own_exit_code(call: Call, monkeypatch: pytest.MonkeyPatch) -> None:
+    def read(root: Path) -> Any:
+        raise DataMissing("digits: none here")
+
+    monkeypatch.setitem(RECIPES, "digits", dataclasses.replace(RECIPES["digits"], read=read))
+    code, _, error = call("train", "digits", *VIRTUAL)
+    assert (code, error) == (Outcome.DATA_MISSING, "terngrad: digits: none here\n")
+
+
+def test_a_lab_that_cannot_be_has_its_own_exit_code_and_leaves_no_run(
+    call: Call, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    def refuse(**options: Any) -> None:
+        raise LabError("no root here")
+
+    monkeypatch.setattr(sys.modules["terngrad.train.start"], "Lab", refuse)
+    code, _, error = call("train", "digits", "--link=1gbit", f"--out={tmp_path / 'run'}")
+    assert (code, error) == (Outcome.NO_LAB, "terngrad: no root here\n")
+    assert not (tmp_path / "run").exists()
+
+
+def test_failures_have_the_exit_codes_of_what_failed() -> None:
+    assert outcome_of(TrainingFailed("rank 1")) == Outcome.FAILED
+    assert outcome_of(TrainingFailed("rank 1", Outcome.DATA_MISSING)) == Outcome.DATA_MISSING
+    assert outcome_of(RuntimeError()) == Outcome.FAILED
+
+
+@pytest.mark.parametrize(
+    ("settings", "environment", "words"),
+    [
+        ({"workers": 1}, {"WORLD_SIZE": "1"}, ["MASTER_ADDR, MASTER_PORT is not", "torchrun"]),
+        ({"link": "1gbit"}, {}, ["--link in one of several ranks"]),
+        ({"virtual_workers": 4}, {}, ["--virtual-workers in one of several ranks"]),
+        ({"workers": 2}, {}, ["--workers 2", "3 ranks were started"]),
+    ],
+)
+def test_a_rank_that_does_not_fit_is_refused(
+    settings: dict[str, Any], environment: dict[str, str], words: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    meeting = {"WORLD_SIZE": "3", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "1"}
+    for name, value in {"RANK": "0", **(environment or meeting)}.items():
+        monkeypatch.setenv(name, value)
+    with pytest.raises(ConfigurationError) as caught:
+        train_as_rank(TrainConfig.of("digits", **settings), Path("run"), print)
+    assert [word for word in words if word not in str(caught.value)] == []
+
+
+def test_ctrl_c_ends_with_130(tmp_path: Path) -> None:
+    options = ["--virtual-workers=8", "--vectorize=off", f"--out={tmp_path / 'run'}", "--log-every=1"]
+    command = [sys.executable, "-m", "terngrad", "train", "digits", *options]
+    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as process:
+        metrics = tmp_path / "run" / "metrics.jsonl"
+        end = time.monotonic() + 60
+        while not (metrics.exists() and b'"step"' in metrics.read_bytes()):
+            assert process.poll() is None
+            assert time.monotonic() < end
+            time.sleep(0.05)
+        process.send_signal(signal.SIGINT)
+        _, error = process.communicate(timeout=30)
+    assert process.returncode == Outcome.INTERRUPTED
+    assert "Traceback" not in error
