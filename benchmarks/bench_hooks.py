@@ -1,8 +1,8 @@
 """How long is a training step, by method, on a network of a given speed?
 
-Every rank is a process of its own with one thread; with --link each has a network namespace of its own behind a link
-of that rate. All methods run in one process tree, in turn, each with its own copy of the model, and what is reported
-is the ratio of each pair of steps. A step is as long as its slowest rank's.
+Every rank is a process of its own with one thread; with --link each has a host of its own, in a lab (terngrad.lab) with
+links of that rate. All methods run in one process tree, in turn, and what is reported is the ratio of each pair of
+steps. A step is as long as its slowest rank's.
 
     bench_hooks.py                      step times and bytes over a link
     bench_hooks.py --overhead           one rank, nothing on the wire: what attaching costs
@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import functools
 import json
 import os
 import signal
@@ -27,7 +28,9 @@ from typing import Any
 
 import measure
 from hook_worker import DDP, DDP_FP16, NO_SYNC, POWERSGD, Job
-from network import RATES, Network, missing
+from nets import NETS, PERCEPTRON
+
+from terngrad.lab import LINKS, Lab, LabError
 
 BASE3, TWO_BIT = "terngrad", "terngrad:codec=two-bit"
 STEP_METHODS = [NO_SYNC, DDP, DDP_FP16, f"{POWERSGD}1", f"{POWERSGD}4", "fp32", "fp16", "bf16", TWO_BIT, BASE3]
@@ -50,8 +53,8 @@ _WORKER = measure.HERE / "hook_worker.py"
 
 
 @contextlib.contextmanager
-def started(job: Job, network: Network | None) -> Iterator[list[subprocess.Popen[bytes]]]:
-    """One process for each rank, each on its own host where there is a network; none outlives the context."""
+def started(job: Job, lab: Lab | None) -> Iterator[list[subprocess.Popen[bytes]]]:
+    """One process for each rank, each on its own host where there is a lab; none outlives the context."""
     path = Path(job.folder, "job.json")
     path.write_text(json.dumps(asdict(job)))
     environment = {**os.environ, "OMP_NUM_THREADS": "1", **MALLOC[job.kind]}
@@ -59,8 +62,8 @@ def started(job: Job, network: Network | None) -> Iterator[list[subprocess.Popen
     try:
         for rank in range(job.world_size):
             program = [sys.executable, str(_WORKER), str(path), str(rank)]
-            command = network.command(rank, program) if network else program
-            processes.append(subprocess.Popen(command, env=environment))
+            start = functools.partial(lab.start, rank) if lab else subprocess.Popen
+            processes.append(start(program, env=environment))
         yield processes
     finally:
         for process in processes:
@@ -80,32 +83,35 @@ def wait_for(processes: list[subprocess.Popen[bytes]], timeout_s: float) -> None
         raise SystemExit(f"ranks ended with {codes} (None: still running after a failure, or after {timeout_s:g} s)")
 
 
-def run(args: argparse.Namespace, network: Network | None, **changes: Any) -> list[dict[str, Any]]:
+def run(args: argparse.Namespace, lab: Lab | None, **changes: Any) -> list[dict[str, Any]]:
     """Runs a job on all ranks and gives what each measured."""
     with tempfile.TemporaryDirectory(prefix="bench-hooks-") as folder:
         settings = {
             "kind": "steps", "world_size": args.hosts, "folder": folder, "methods": args.methods,
-            "interface": network.interface if network else "lo", "rounds": -(-args.steps // args.steps_per_turn),
-            "steps_per_turn": args.steps_per_turn, "sample_steps": args.sample_steps, "width": args.width,
-            "depth": args.depth, "batch": args.batch, "bucket_view": args.bucket_view,
+            "interface": lab.environment(0)["GLOO_SOCKET_IFNAME"] if lab else "lo",
+            "rounds": -(-args.steps // args.steps_per_turn),
+            "steps_per_turn": args.steps_per_turn, "sample_steps": args.sample_steps, "net": args.net,
+            "width": args.width, "depth": args.depth, "batch": args.batch, "bucket_view": args.bucket_view,
             "pin": args.pin, "seed": args.seed,
         }  # fmt: skip
         job = Job(**{**settings, **changes})
-        with started(job, network) as processes:
+        with started(job, lab) as processes:
             wait_for(processes, args.timeout)
         return [json.loads(Path(folder, f"rank{rank}.json").read_text()) for rank in range(job.world_size)]
 
 
 @contextlib.contextmanager
-def opened(args: argparse.Namespace) -> Iterator[Network | None]:
-    """The network that was asked for, or none."""
+def opened(args: argparse.Namespace) -> Iterator[Lab | None]:
+    """A lab with the link that was asked for, or none."""
     if args.link == "none":
         yield None
         return
-    if missing():
-        raise SystemExit(f"--link {args.link}: this needs {missing()}. Pass --link none to run without a link.")
-    with Network(args.hosts, args.link) as network:
-        yield network
+    with contextlib.ExitStack() as stack:
+        try:
+            lab = stack.enter_context(Lab(args.hosts, args.link))
+        except LabError as error:
+            raise SystemExit(f"--link {args.link}: {error}. Pass --link none to run without a link.") from error
+        yield lab
 
 
 # What it means
@@ -183,20 +189,20 @@ def targets(methods: dict[str, Any]) -> dict[str, Any]:
 
 
 def bench_steps(args: argparse.Namespace) -> dict[str, Any]:
-    with opened(args) as network:
-        link = network.describe() if network else None
+    with opened(args) as lab:
+        link = lab.describe() if lab else None
         if link:
             print_link(link)
-        runs = [run(args, network) for _ in range(args.runs)]
+        runs = [run(args, lab) for _ in range(args.runs)]
     speedups = {name: by_run(runs, name) for name in args.methods}
     ranks = pooled(runs)
     methods = {
-        name: {**summarize(ranks, name, network is not None), "speedup_by_run": speedups[name]} for name in args.methods
+        name: {**summarize(ranks, name, lab is not None), "speedup_by_run": speedups[name]} for name in args.methods
     }
     pairs = len(slowest(ranks, args.methods[0]))
     result = {"link": link, "num_parameters": ranks[0]["num_parameters"], "pairs": pairs, "methods": methods}
     print_steps(args, result)
-    if args.link == "1gbit" and args.hosts == 2:
+    if args.link == "1gbit" and args.hosts == 2 and args.net == PERCEPTRON:
         result["targets"] = targets(methods)
         print_targets(result["targets"])
     if args.runs > 1:
@@ -287,7 +293,7 @@ def step_row(name: str, found: dict[str, Any]) -> tuple[str, ...]:
 def print_steps(args: argparse.Namespace, result: dict[str, Any]) -> None:
     size = f"{result['num_parameters']:,} parameters, {result['pairs']} steps of each"
     rows = [step_row(name, found) for name, found in result["methods"].items()]
-    measure.print_table(f"{args.hosts} hosts, link {args.link}, {size}", STEP_COLUMNS, rows)
+    measure.print_table(f"{args.net}, {args.hosts} hosts, link {args.link}, {size}", STEP_COLUMNS, rows)
 
 
 def print_runs(methods: dict[str, Any]) -> None:
@@ -319,15 +325,17 @@ def parse() -> argparse.Namespace:
     mode.add_argument("--overhead", action="store_true", help="one rank: what attaching costs")
     mode.add_argument("--memory", action="store_true", help="memory next to plain DDP's, without a link")
     parser.add_argument("--hosts", type=int, default=2, help="ranks, each on a host of its own")
-    parser.add_argument("--link", choices=["none", *RATES], default="1gbit", help="needs root unless none")
+    parser.add_argument("--link", choices=LINKS, default="1gbit",
+                        help="of a lab; none: no lab, the ranks talk over the loopback")  # fmt: skip
     parser.add_argument("--methods", nargs="+", metavar="METHOD",
                         help=f"of {NO_SYNC}, {DDP}, {DDP_FP16}, {POWERSGD}RANK, or any terngrad spec")  # fmt: skip
     parser.add_argument("--runs", type=int, default=1, help="how often all of it is started anew")
     parser.add_argument("--steps", type=int, default=30, help="timed steps of each method and run")
-    parser.add_argument("--steps-per-turn", type=int, default=2, help="timed steps before the next method's turn")
+    parser.add_argument("--steps-per-turn", type=int, default=5, help="timed steps before the next method's turn")
     parser.add_argument("--sample-steps", type=int, nargs="+", default=[5, 20, 50], help="when --memory looks")
-    parser.add_argument("--width", type=int, default=1024, help="of the layers")
-    parser.add_argument("--depth", type=int, default=24, help="how many layers")
+    parser.add_argument("--net", choices=NETS, default=PERCEPTRON, help="the perceptron, or a recipe for speed only")
+    parser.add_argument("--width", type=int, default=1024, help="of the perceptron's layers")
+    parser.add_argument("--depth", type=int, default=24, help="how many of them")
     parser.add_argument("--batch", type=int, default=16, help="examples of a rank and step")
     parser.add_argument("--bucket-view", action="store_true", help="DDP's gradient_as_bucket_view, for all methods")
     parser.add_argument("--pin", action=argparse.BooleanOptionalAction, default=False,

@@ -1,13 +1,15 @@
 """One rank of bench_hooks: `hook_worker.py JOB RANK`, with the job and this rank's result as JSON files.
 
-All ranks run the same turns in the same order. In a turn one method trains its own copy of the model: one step that is
-not timed (after a pause TCP starts slowly, which it does not in training), then the timed ones, each behind a barrier.
+All ranks run the same turns in the same order. In a turn one method trains the model, wrapped by a DDP of its own: two
+steps that are not timed (DDP builds its buckets anew after the first, and after a pause TCP starts slowly), then the
+timed ones, each behind a barrier.
 """
 
 from __future__ import annotations
 
 import contextlib
 import datetime as dt
+import gc
 import json
 import os
 import random
@@ -21,7 +23,8 @@ from typing import Any
 import torch
 import torch.distributed as dist
 import wire
-from torch import Tensor, nn
+from nets import PERCEPTRON, Loss, perceptron, recipe_net
+from torch import nn
 from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
 from torch.distributed.algorithms.ddp_comm_hooks import powerSGD_hook as powersgd
 from torch.nn.parallel import DistributedDataParallel
@@ -29,13 +32,14 @@ from torch.nn.parallel import DistributedDataParallel
 import terngrad
 
 NO_SYNC, DDP, DDP_FP16, POWERSGD = "no-sync", "ddp", "ddp-fp16", "powersgd-"
-WARMUP_STEPS = 3  # DDP rebuilds its buckets after the first; PowerSGD starts with the third
+AT = "@"  # between a spec and the exchange it is to use
+SETTLING_STEPS = 2  # with which a turn begins; PowerSGD has its two dense steps there, in its first turn
 _PHASES = ("encode_s", "exchange_s", "decode_s")
 
 
 @dataclass(frozen=True)
 class Job:
-    """What all ranks do. Methods not named above are specs for terngrad.attach."""
+    """What all ranks do. Methods not named above are specs for terngrad.attach, with "@EXCHANGE" where it matters."""
 
     kind: str  # "steps" or "memory"
     world_size: int
@@ -45,9 +49,10 @@ class Job:
     rounds: int
     steps_per_turn: int
     sample_steps: list[int]
-    width: int
+    net: str
+    width: int  # of the perceptron, as the next
     depth: int
-    batch: int
+    batch: int  # examples of each rank and step
     bucket_view: bool  # gradients are views of DDP's buckets, for all methods alike
     pin: bool  # each rank to a core of its own, where there are as many
     seed: int
@@ -73,52 +78,50 @@ def _usage() -> tuple[float, float, float]:
     return time.perf_counter(), time.process_time(), resource.getrusage(resource.RUSAGE_SELF).ru_minflt
 
 
-def make_model(job: Job) -> nn.Sequential:
-    """A deep perceptron, the same on every rank."""
-    torch.manual_seed(job.seed)
-    layers: list[nn.Module] = []
-    for _ in range(job.depth):
-        layer = nn.Linear(job.width, job.width)
-        nn.init.kaiming_normal_(layer.weight, nonlinearity="relu")  # gradients of one size in all layers
-        layers += [layer, nn.ReLU()]
-    return nn.Sequential(*layers[:-1])
+class Method:
+    """A method, and what it keeps from one turn to the next."""
 
-
-class Trainer:
-    """A method with its own copy of the model."""
-
-    def __init__(self, name: str, job: Job) -> None:
+    def __init__(self, name: str) -> None:
         self.name = name
-        one_bucket = name.startswith(POWERSGD)  # it issues collectives from callbacks: several buckets race on gloo
-        self.model = DistributedDataParallel(
-            make_model(job), bucket_cap_mb=4096 if one_bucket else None, gradient_as_bucket_view=job.bucket_view
-        )
-        self.handle = self._connect()
-        self.optimizer = torch.optim.SGD(self.model.parameters(), lr=1e-4)
-        generator = torch.Generator().manual_seed(job.seed + 1 + dist.get_rank())
-        self.inputs = torch.randn(job.batch, job.width, generator=generator)
-        self.targets = torch.randn(job.batch, job.width, generator=generator)
+        self.is_powersgd = name.startswith(POWERSGD)
+        if self.is_powersgd:
+            rank = int(name.removeprefix(POWERSGD))
+            self._powersgd = powersgd.PowerSGDState(None, matrix_approximation_rank=rank, start_powerSGD_iter=2)
 
-    def _connect(self) -> terngrad.Handle | None:
+    def connect(self, model: DistributedDataParallel) -> terngrad.Handle | None:
         """Takes the model's hook slot, where the method needs it."""
         if self.name in (NO_SYNC, DDP):
             return None
         if self.name == DDP_FP16:
-            self.model.register_comm_hook(None, default_hooks.fp16_compress_hook)
+            model.register_comm_hook(None, default_hooks.fp16_compress_hook)
             return None
-        if self.name.startswith(POWERSGD):
-            rank = int(self.name.removeprefix(POWERSGD))
-            state = powersgd.PowerSGDState(None, matrix_approximation_rank=rank, start_powerSGD_iter=2)
-            self.model.register_comm_hook(state, powersgd.powerSGD_hook)
+        if self.is_powersgd:
+            model.register_comm_hook(self._powersgd, powersgd.powerSGD_hook)
             return None
-        return terngrad.attach(self.model, self.name)
+        spec, _, exchange = self.name.partition(AT)
+        return terngrad.attach(model, spec, exchange=exchange or "auto")
+
+
+class Trainer:
+    """The model in a method's turn."""
+
+    def __init__(self, method: Method, module: nn.Module, loss: Loss, bucket_view: bool) -> None:
+        self.name = method.name
+        self.model = DistributedDataParallel(
+            module,
+            bucket_cap_mb=4096 if method.is_powersgd else None,  # its collectives race on gloo with several buckets
+            gradient_as_bucket_view=bucket_view,
+            init_sync=False,  # ranks have made the same model, and it need not cross the link in every turn
+            broadcast_buffers=False,
+        )
+        self.handle = method.connect(self.model)
+        self.optimizer = torch.optim.SGD(self.model.parameters(), lr=1e-4)
+        self._loss = loss
 
     def step(self) -> None:
         """Forward, backward with whatever communication there is, and the optimizer."""
-        local = self.model.no_sync() if self.name == NO_SYNC else contextlib.nullcontext()
-        with local:
-            loss: Tensor = nn.functional.mse_loss(self.model(self.inputs), self.targets)
-            torch.autograd.backward(loss)
+        with self.model.no_sync() if self.name == NO_SYNC else contextlib.nullcontext():
+            torch.autograd.backward(self._loss(self.model))
         self.optimizer.step()
         self.optimizer.zero_grad()
 
@@ -129,50 +132,61 @@ class Trainer:
         return {key: found[key] for key in ("bytes_sent", "bytes_received", *_PHASES)}
 
 
-def take_turn(trainer: Trainer, record: Record, job: Job) -> None:
-    """One step to settle, then the timed ones."""
+def take_turn(method: Method, module: nn.Module, loss: Loss, record: Record, job: Job) -> None:
+    """Steps to settle, then the timed ones."""
+    trainer = Trainer(method, module, loss, job.bucket_view)
+    for _ in range(SETTLING_STEPS):
+        trainer.step()
     dist.barrier()
     counts, stats = wire.read_counts(job.interface), trainer.stats()
-    for step in range(-1, job.steps_per_turn):
+    for _ in range(job.steps_per_turn):
         dist.barrier()
         before = _usage()
         trainer.step()
-        if step >= 0:
-            for series, now, then in zip(record.series(), _usage(), before, strict=True):
-                series.append(now - then)
+        for series, now, then in zip(record.series(), _usage(), before, strict=True):
+            series.append(now - then)
     dist.barrier()  # behind it, everyone has received all that this rank sent
     record.counts += wire.read_counts(job.interface) - counts
-    record.num_steps += 1 + job.steps_per_turn
+    record.num_steps += job.steps_per_turn
     for key, value in trainer.stats().items():
         record.stats[key] = record.stats.get(key, 0) + value - stats[key]
+    if trainer.handle is not None:
+        trainer.handle.detach()
+
+
+def make_net(job: Job) -> tuple[nn.Module, Loss]:
+    rank = dist.get_rank()
+    if job.net == PERCEPTRON:
+        return perceptron(job.width, job.depth, job.batch, job.seed, rank)
+    return recipe_net(job.net, job.batch, job.seed, rank, job.world_size)
 
 
 def run_steps(job: Job) -> dict[str, Any]:
     """All methods in turn, in an order that is shuffled anew every round, alike on all ranks."""
-    trainers = {name: Trainer(name, job) for name in job.methods}
+    module, loss = make_net(job)
+    methods = {name: Method(name) for name in job.methods}
     records = {name: Record() for name in job.methods}
-    for trainer in trainers.values():
-        for _ in range(WARMUP_STEPS):
-            trainer.step()
     for number in range(job.rounds):
-        order = random.Random(f"{job.seed} {number}").sample(job.methods, len(job.methods))
-        for name in order:
-            take_turn(trainers[name], records[name], job)
-    num_parameters = sum(p.numel() for p in trainers[job.methods[0]].model.parameters())
-    return {"num_parameters": num_parameters, "methods": {name: asdict(record) for name, record in records.items()}}
+        for name in random.Random(f"{job.seed} {number}").sample(job.methods, len(job.methods)):
+            take_turn(methods[name], module, loss, records[name], job)
+            gc.collect()  # DDP refers to itself, and takes its hooks off the parameters only when it is gone
+    return {
+        "num_parameters": sum(p.numel() for p in module.parameters()),
+        "methods": {name: asdict(record) for name, record in records.items()},
+    }
 
 
 def run_memory(job: Job) -> dict[str, Any]:
     """One method, and the memory of this process after some of its steps."""
-    trainer = Trainer(job.methods[0], job)
+    module, loss = make_net(job)
     samples = []
+    trainer = Trainer(Method(job.methods[0]), module, loss, job.bucket_view)
     for step in range(1, max(job.sample_steps) + 1):
         trainer.step()
         if step in job.sample_steps:
             scratch = trainer.handle.stats()["scratch_bytes"] if trainer.handle else 0
             samples.append({"step": step, "scratch_bytes": scratch, **resident_bytes()})
-    gradient_bytes = sum(p.nbytes for p in trainer.model.parameters())
-    return {"gradient_bytes": gradient_bytes, "samples": samples}
+    return {"gradient_bytes": sum(p.nbytes for p in module.parameters()), "samples": samples}
 
 
 def resident_bytes() -> dict[str, int]:

@@ -6,15 +6,10 @@ counts headers and acknowledgements as well, 4 to 5 % more at an MTU of 1500.
 
 from __future__ import annotations
 
-import os
-import socket
-import struct
 from dataclasses import dataclass
 from pathlib import Path
 
-# Byte offsets in struct tcp_info, a stable part of Linux's interface (include/uapi/linux/tcp.h).
-_RECEIVED, _SENT, _RETRANSMITTED = 128, 200, 208
-_TCP_INFO_BYTES = 256
+from terngrad.train.wire import SocketBytes, read_sockets
 
 
 @dataclass(frozen=True)
@@ -45,21 +40,8 @@ def read_counts(interface: str) -> Counts:
 
 
 def _socket_bytes() -> tuple[int, int]:
-    sent = received = 0
-    for entry in list(Path("/proc/self/fd").iterdir()):
-        if not (entry.is_symlink() and str(entry.readlink()).startswith("socket:")):
-            continue
-        with socket.socket(fileno=os.dup(int(entry.name))) as copy:
-            if copy.type != socket.SOCK_STREAM or copy.family not in (socket.AF_INET, socket.AF_INET6):
-                continue
-            info = copy.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _TCP_INFO_BYTES)
-        sent += _field(info, _SENT) - _field(info, _RETRANSMITTED)
-        received += _field(info, _RECEIVED)
-    return sent, received
-
-
-def _field(info: bytes, offset: int) -> int:
-    return int(struct.unpack_from("<Q", info, offset)[0])
+    total = sum(read_sockets().values(), SocketBytes())
+    return total.sent, total.received
 
 
 def _interface_bytes(interface: str) -> tuple[int, int]:

@@ -6,14 +6,30 @@ import json
 import socket
 import subprocess
 import sys
+from argparse import Namespace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from terngrad.lab import Lab, LabError
+
 BENCHMARKS = Path(__file__).resolve().parents[2] / "benchmarks"
 TINY_KERNELS = ("--numel", "5003", "--repeats", "2", "--reference-numel", "1000", "--reference-repeats", "1")
-TINY_HOOKS = ("--link", "none", "--width", "64", "--depth", "3", "--batch", "2", "--steps", "2")
+TINY_HOOKS = (
+    "--link",
+    "none",
+    "--width",
+    "64",
+    "--depth",
+    "3",
+    "--batch",
+    "2",
+    "--steps",
+    "2",
+    "--steps-per-turn",
+    "2",
+)
 
 
 @pytest.fixture(autouse=True)
@@ -97,12 +113,29 @@ def test_bench_hooks_reports_memory_beyond_plain_ddp(tmp_path: Path) -> None:
     assert all({"rss_bytes", "peak_bytes", "extra_rss", "extra_peak"} <= sample.keys() for sample in samples)
 
 
-def test_a_link_that_cannot_be_made_is_an_error_that_names_the_way_out() -> None:
-    command = [sys.executable, str(BENCHMARKS / "bench_hooks.py"), "--link", "1gbit"]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=100, env={"PATH": ""}, check=False)
-    assert done.returncode != 0
-    assert "--link none" in done.stderr
-    assert "iproute2" in done.stderr
+def test_a_link_that_cannot_be_made_is_an_error_that_names_the_way_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    import bench_hooks
+
+    monkeypatch.setattr("shutil.which", lambda name, path: None)
+    wanted = bench_hooks.opened(Namespace(hosts=2, link="1gbit"))
+    with pytest.raises(SystemExit, match=r"iproute2.*--link none"), wanted:
+        pass
+
+
+@pytest.mark.distributed
+def test_bench_hooks_measures_over_the_link_of_a_lab(tmp_path: Path) -> None:
+    try:
+        with Lab(1):
+            pass
+    except LabError as error:
+        pytest.skip(str(error))
+    options = (*TINY_HOOKS, "--link", "1gbit", "--methods", "ddp", "terngrad:dense_below=0")
+    result, _ = run_benchmark("bench_hooks.py", tmp_path / "hooks.json", *options)
+    assert result["link"]["rate_bits_per_s"] == 10**9
+    assert len(result["link"]["goodput_bits_per_s"]) == 2
+    for found in result["methods"].values():
+        sent = found["bytes_per_step"]
+        assert sent["interface_sent"] > sent["socket_sent"] > 0
 
 
 def test_socket_counters_are_the_bytes_that_were_sent() -> None:
@@ -118,25 +151,3 @@ def test_socket_counters_are_the_bytes_that_were_sent() -> None:
     assert moved.socket_sent == 10_000
     assert moved.socket_received == 10_000
     assert moved.interface_sent > 10_000
-
-
-def test_a_network_is_gone_after_an_error_inside_it() -> None:
-    import network
-
-    if network.missing():
-        pytest.skip(f"needs {network.missing()}")
-    seen: list[str] = []
-    try:
-        with network.Network(2, "1gbit") as made:
-            seen = namespaces(made.prefix)
-            raise ZeroDivisionError
-    except RuntimeError as error:
-        pytest.skip(str(error))  # the root of a container may not be allowed to make one
-    except ZeroDivisionError:
-        assert len(seen) == 3  # two hosts and the switch
-        assert namespaces(made.prefix) == []
-
-
-def namespaces(prefix: str) -> list[str]:
-    listed = subprocess.run(["ip", "netns", "list"], capture_output=True, text=True, check=True).stdout
-    return [line for line in listed.splitlines() if line.startswith(prefix)]
