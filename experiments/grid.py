@@ -1,0 +1,199 @@
+"""What the experiments on accuracy share: a grid of training runs, several at a time, kept as small JSON files.
+
+A cell is one run of `terngrad train`. Its result is written when it has ended, and a cell that has one with the same
+arguments is not run again: an experiment that was interrupted goes on where it stopped.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor, as_completed
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from terngrad.train import read_run
+
+
+@dataclass(frozen=True)
+class Cell:
+    """One run: a name that is unique in its experiment, and the arguments of `terngrad train`."""
+
+    name: str
+    arguments: tuple[str, ...]
+    cost: float = 1.0  # roughly, so that long ones start first
+
+
+def run_cells(cells: Sequence[Cell], folder: Path, options: argparse.Namespace) -> dict[str, dict[str, Any]]:
+    """The result of every cell that has one in the end; failures are printed and left out."""
+    folder.mkdir(parents=True, exist_ok=True)
+    found = {cell.name: _kept(cell, folder) for cell in cells}
+    missing = sorted((cell for cell in cells if found[cell.name] is None), key=lambda cell: -cell.cost)
+    if options.table:
+        missing = []
+    print(f"{len(cells)} runs, {len(cells) - len(missing)} of them there already", flush=True)
+    with ThreadPoolExecutor(options.jobs) as pool:
+        futures = {pool.submit(_run, cell, folder, options): cell for cell in missing}
+        for number, future in enumerate(as_completed(futures), 1):
+            cell = futures[future]
+            found[cell.name] = future.result()
+            value = found[cell.name]
+            print(f"{number}/{len(missing)} {cell.name}: {value['final'] if value else 'FAILED'}", flush=True)
+    return {name: result for name, result in found.items() if result is not None}
+
+
+def _kept(cell: Cell, folder: Path) -> dict[str, Any] | None:
+    path = folder / f"{cell.name}.json"
+    result: dict[str, Any] | None = json.loads(path.read_text()) if path.exists() else None
+    return result if result is not None and result["arguments"] == list(cell.arguments) else None
+
+
+def _run(cell: Cell, folder: Path, options: argparse.Namespace) -> dict[str, Any] | None:
+    with tempfile.TemporaryDirectory(prefix="terngrad-experiment-") as scratch:
+        run = Path(scratch, "run")
+        command = [sys.executable, "-m", "terngrad", "train", *cell.arguments, "--out", str(run), "--json"]
+        command += ["--data", str(options.data)] if options.data else []
+        done = subprocess.run(
+            command, capture_output=True, text=True, check=False, env={**os.environ, "OMP_NUM_THREADS": "1"}
+        )
+        if done.returncode:
+            print(f"{cell.name}: exit code {done.returncode}\n{done.stderr[-2000:]}", file=sys.stderr, flush=True)
+            return None
+        result = compact(cell, run)
+    temporary = folder / f".{cell.name}.json"
+    temporary.write_text(json.dumps(result, indent=1) + "\n")
+    temporary.rename(folder / f"{cell.name}.json")
+    return result
+
+
+def compact(cell: Cell, path: Path) -> dict[str, Any]:
+    """What is kept of a run: settings, machine, evaluations and the end."""
+    run = read_run(path)
+    assert run.end is not None
+    losses = [(event["step"], round(event["loss"], 5)) for event in run.steps]
+    return {
+        "arguments": list(cell.arguments),
+        "config": {key: value for key, value in run.config.items() if key != "data"},
+        "environment": {key: value for key, value in run.environment.items() if key not in ("command", "hostname")},
+        "final": run.end["final"],
+        "best": run.end["best"],
+        "steps": run.end["step"],
+        "seconds": run.end["seconds"],
+        "bytes_sent_per_step": run.end["bytes_sent"] / run.end["step"],
+        "evaluations": [(event["step"], event["value"]) for event in run.evals],
+        "losses": losses[:: max(1, len(losses) // 50)],
+    }
+
+
+@dataclass(frozen=True)
+class Mean:
+    """Of several seeds, with its standard error."""
+
+    mean: float
+    error: float
+    count: int
+
+    @classmethod
+    def of(cls, values: Sequence[float]) -> Mean:
+        error = statistics.stdev(values) / len(values) ** 0.5 if len(values) > 1 else float("nan")
+        return cls(statistics.fmean(values), error, len(values))
+
+    def __str__(self) -> str:
+        return f"{self.mean:.2f} ± {self.error:.2f}"
+
+
+@dataclass(frozen=True)
+class Measure:
+    """How results are read and compared: accuracies by points, perplexities by per cent."""
+
+    name: str
+    value: Callable[[dict[str, Any]], float]
+    tolerance: float
+    relative: bool = False
+    higher_is_better: bool = True
+
+    def compare(self, mean: Mean, base: Mean) -> tuple[str, str]:
+        """The difference to the base with its standard error, and whether it is within the tolerance."""
+        scale = 100 / base.mean if self.relative else 1.0
+        difference = scale * (mean.mean - base.mean)
+        error = scale * (mean.error**2 + base.error**2) ** 0.5
+        unit = " %" if self.relative else ""
+        worse = -difference if self.higher_is_better else difference
+        verdict = "NO" if worse > self.tolerance else "yes" if abs(worse) <= self.tolerance else "better"
+        return f"{difference:+.2f} ± {error:.2f}{unit}", verdict
+
+
+ACCURACY = "accuracy %"
+
+
+def accuracy(tolerance: float) -> Measure:
+    return Measure(ACCURACY, lambda result: 100 * result["final"], tolerance)
+
+
+def perplexity(tolerance_percent: float) -> Measure:
+    return Measure(
+        "perplexity", lambda result: result["final"], tolerance_percent, relative=True, higher_is_better=False
+    )
+
+
+@dataclass(frozen=True)
+class Arm:
+    """A setting that is trained with several seeds, and the one that it is compared with."""
+
+    label: str
+    arguments: tuple[str, ...]
+    base: str | None = None  # another arm's label
+    cost: float = 1.0
+
+    def cell(self, seed: int) -> Cell:
+        name = self.label.replace(" ", "-").replace(",", "").replace(":", "-").replace("=", "")
+        return Cell(f"{name}-seed{seed}", (*self.arguments, "--seed", str(seed)), self.cost)
+
+
+def main(here: Path, description: str, arms: Callable[[argparse.Namespace], Sequence[Arm]], measure: Measure) -> None:
+    """Runs an experiment's arms over all seeds, and writes results/runs and results/table.md."""
+    parser = argparse.ArgumentParser(description=description)
+    parser.add_argument("--data", type=Path, help="folder with the dataset, as for `terngrad train`")
+    parser.add_argument("--jobs", type=int, default=2, help="runs at a time, of one thread each")
+    parser.add_argument("--seeds", type=int, default=3, help="how many, from 0")
+    parser.add_argument("--scale", type=float, default=1.0, help="multiplies all numbers of steps")
+    parser.add_argument("--table", action="store_true", help="run nothing, only write the table of what is there")
+    options = parser.parse_args()
+    chosen = arms(options)
+    cells = [arm.cell(seed) for seed in range(options.seeds) for arm in chosen]
+    results = run_cells(cells, here / "results" / "runs", options)
+    means: dict[str, Mean] = {}
+    rows = []
+    for arm in chosen:
+        found = [results[cell.name] for cell in map(arm.cell, range(options.seeds)) if cell.name in results]
+        if not found:
+            continue
+        mean = means[arm.label] = Mean.of([measure.value(result) for result in found])
+        compared = measure.compare(mean, means[arm.base]) if arm.base in means else ("", "")
+        rows.append((arm.label, f"{found[0]['steps']:,}", mean.count, mean, *compared))
+    unit = " %" if measure.relative else ""
+    columns = ("setting", "steps", "seeds", measure.name, "to float", f"within {measure.tolerance}{unit}")
+    write_table(here / "results" / "table.md", columns, rows)
+
+
+def scaled(steps: int, options: argparse.Namespace) -> str:
+    """A number of steps, as an argument."""
+    return str(max(5, round(steps * options.scale)))
+
+
+COMMON = ("--checkpoint-every", "0", "--measure-every", "0", "--threads", "1")
+
+
+def write_table(path: Path, columns: Sequence[str], rows: Iterable[Sequence[object]]) -> None:
+    """A Markdown table, printed and written: means over seeds with their standard errors."""
+    lines = [columns, ["---", *["---:"] * (len(columns) - 1)], *rows]
+    text = "\n".join("| " + " | ".join(map(str, line)) + " |" for line in lines)
+    print(text)
+    path.write_text(text + "\n")

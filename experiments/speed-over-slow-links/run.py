@@ -1,0 +1,78 @@
+"""How long a training step of AlexNet, VGG-A and ResNet-50 is over links of 100 Mb/s, 1 Gb/s and 10 Gb/s.
+
+Every cell (net, hosts, link) is one run of benchmarks/bench_hooks.py, in which all methods take turns. Cells that have
+a result are not measured again. Needs a quiet machine.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import subprocess
+import sys
+from itertools import product
+from pathlib import Path
+from typing import Any
+
+HERE = Path(__file__).resolve().parent
+BENCHMARK = HERE.parents[1] / "benchmarks" / "bench_hooks.py"
+NETS = ("alexnet", "resnet50", "vgg-a")
+HOSTS = (2, 4)
+LINKS = ("100mbit", "1gbit", "10gbit")
+METHODS = ("no-sync", "ddp", "ddp-fp16", "powersgd-1", "powersgd-4", "terngrad")
+EXCHANGES = ("terngrad@all-gather", "terngrad@two-shot")  # where there is a choice: with more than two hosts
+TIMED_STEPS = {"100mbit": 3, "1gbit": 9, "10gbit": 9}  # of each method, in turns of three
+
+
+def measure(net: str, hosts: int, link: str, batch: int, path: Path) -> None:
+    methods = METHODS + (EXCHANGES if hosts > 2 else ())
+    command = [
+        sys.executable, str(BENCHMARK), "--net", net, "--hosts", str(hosts), "--link", link, "--batch", str(batch),
+        "--steps", str(TIMED_STEPS[link]), "--steps-per-turn", "3", "--methods", *methods, "--timeout", "3600",
+        "--json", str(path),
+    ]  # fmt: skip
+    subprocess.run(command, check=True)
+
+
+def row(result: dict[str, Any]) -> list[str]:
+    """Milliseconds of every method, and TernGrad's speed-ups."""
+    methods = result["methods"]
+    own = methods["terngrad"]
+    times = [
+        f"{1e3 * methods[name]['seconds']['median']:,.0f}" if name in methods else "" for name in METHODS + EXCHANGES
+    ]
+    ratios = [f"{own['speedup'][base]['median']:.1f}x" for base in ("ddp", "ddp-fp16")]
+    alone = own["seconds"]["median"] / methods["no-sync"]["seconds"]["median"]
+    return [*times, *ratios, f"{alone:.2f}x"]
+
+
+def write_table(found: dict[tuple[str, int, str], dict[str, Any]]) -> None:
+    columns = ["net", "hosts", "link", *METHODS, *EXCHANGES, "faster than ddp", "than ddp-fp16", "of no-sync"]
+    lines = [columns, ["---", "---:", *["---:"] * (len(columns) - 2)]]
+    lines += [[net, str(hosts), link, *row(result)] for (net, hosts, link), result in found.items()]
+    text = "\n".join("| " + " | ".join(line) + " |" for line in lines)
+    print(text)
+    (HERE / "results" / "table.md").write_text(f"Milliseconds for a step (medians).\n\n{text}\n")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--nets", nargs="+", choices=NETS, default=NETS)
+    parser.add_argument("--hosts", nargs="+", type=int, choices=HOSTS, default=HOSTS)
+    parser.add_argument("--links", nargs="+", choices=LINKS, default=LINKS)
+    parser.add_argument("--batch", type=int, default=8, help="images of each host and step")
+    parser.add_argument("--table", action="store_true", help="measure nothing, only write the table of what is there")
+    args = parser.parse_args()
+    found = {}
+    for net, hosts, link in product(NETS, HOSTS, LINKS):
+        path = HERE / "results" / f"{net}-{hosts}-{link}.json"
+        wanted = net in args.nets and hosts in args.hosts and link in args.links
+        if wanted and not args.table and not path.exists():
+            measure(net, hosts, link, args.batch, path)
+        if path.exists():
+            found[net, hosts, link] = json.loads(path.read_text())
+    write_table(found)
+
+
+if __name__ == "__main__":
+    main()

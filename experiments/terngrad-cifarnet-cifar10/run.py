@@ -1,0 +1,31 @@
+"""TernGrad against float on CifarNet and CIFAR-10: the paper's two settings, with fewer steps, over several seeds."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+import grid
+
+# Total batch, workers and steps. The paper's steps are 300,000 and 18,750: fifty times as many.
+SETTINGS = ((128, 2, 6_000), (2048, 16, 375))
+METHODS = {"TernGrad": "terngrad", "TernGrad as in the paper": "terngrad-paper"}
+
+
+def arms(options: argparse.Namespace) -> list[grid.Arm]:
+    found = []
+    for batch, workers, number in SETTINGS:
+        steps = grid.scaled(number, options)
+        common = ("cifarnet-cifar10", "--batch", str(batch), "--steps", steps, "--eval-every", str(int(steps) // 5))
+        base = f"batch {batch}, float"
+        found.append(grid.Arm(base, (*common, *grid.COMMON, "--method", "fp32", "--virtual-workers", "1")))
+        for label, method in METHODS.items():
+            own = (*common, *grid.COMMON, "--method", method, "--virtual-workers", str(workers))
+            found.append(grid.Arm(f"batch {batch}, {workers} workers, {label}", own, base))
+    return found
+
+
+if __name__ == "__main__":
+    grid.main(Path(__file__).resolve().parent, __doc__ or "", arms, grid.accuracy(tolerance=0.5))
