@@ -27,8 +27,9 @@ install: $(PACKAGE)  ## make .venv with the pinned dependencies and the package,
 test: install $(if $(HAVE_COMPILER),asan)  ## install, build the ASan core, run every test
 	$(BIN)/python -m pytest
 
-demo: install  ## install, then train with and without compression and compare
-	$(BIN)/python examples/train_ddp.py --compare
+demo: install  ## install, then train over a slow link with fp32, fp16 and TernGrad, and compare
+	@rm -rf build/demo
+	$(BIN)/terngrad compare digits --workers 2 --link 100mbit --methods fp32,fp16,terngrad --fallback --out build/demo/runs --report build/demo/report.html
 
 check: install  ## lint, formatting, types
 	$(BIN)/ruff check .

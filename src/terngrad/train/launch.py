@@ -10,7 +10,6 @@ import os
 import signal
 import subprocess
 import sys
-import tempfile
 import threading
 import time
 from collections.abc import Iterator
@@ -26,6 +25,7 @@ from terngrad.train.runs import LOGS
 
 _POLL_S = 0.05
 _TAIL_LINES = 15
+_RENDEZVOUS = ".rendezvous-"
 
 Process = subprocess.Popen[bytes]
 
@@ -33,22 +33,28 @@ Process = subprocess.Popen[bytes]
 def launch(config: TrainConfig, folder: Path, watcher: Watcher, lab: Lab | None) -> None:
     """Starts all ranks and returns when they have ended well."""
     (folder / LOGS).mkdir(exist_ok=True)
-    with tempfile.TemporaryDirectory(prefix="terngrad-") as scratch, contextlib.ExitStack() as ended:
-        job = Job(config, str(folder.absolute()), lab.describe() if lab else None, f"{scratch}/rendezvous")
-        path = Path(scratch, "job.json")
-        path.write_text(json.dumps(job.to_json()))
+    with _meeting_point(folder) as rendezvous, contextlib.ExitStack() as ended:
+        job = Job(config, str(folder.absolute()), lab.describe() if lab else None, str(rendezvous))
         processes: list[Process] = []
         for rank in range(config.num_processes):
             log = ended.enter_context(_log(folder, rank).open("ab"))
-            processes.append(ended.enter_context(_started(_command(path), rank, config, log, lab)))
+            processes.append(ended.enter_context(_started(job, rank, log, lab)))
         reader = _Reader(processes[0].stdout, watcher)
         reader.start()
         _wait(processes, folder, reader)
         reader.join()
 
 
-def _command(job: Path) -> list[str]:
-    return [sys.executable, "-m", "terngrad.train.worker", str(job)]
+@contextlib.contextmanager
+def _meeting_point(folder: Path) -> Iterator[Path]:
+    """A file in which the processes find each other; those of killed launchers, which may hold others, go."""
+    for left in folder.glob(f"{_RENDEZVOUS}*"):
+        left.unlink()
+    path = folder.absolute() / f"{_RENDEZVOUS}{os.getpid()}"
+    try:
+        yield path
+    finally:
+        path.unlink(missing_ok=True)
 
 
 def _log(folder: Path, rank: int) -> Path:
@@ -56,10 +62,11 @@ def _log(folder: Path, rank: int) -> Path:
 
 
 @contextlib.contextmanager
-def _started(command: list[str], rank: int, config: TrainConfig, log: IO[bytes], lab: Lab | None) -> Iterator[Process]:
+def _started(job: Job, rank: int, log: IO[bytes], lab: Lab | None) -> Iterator[Process]:
     """A process that is gone at the end of the context. Its own session keeps a terminal's Ctrl-C to the launcher."""
+    command, config = [sys.executable, "-m", "terngrad.train.worker"], job.config
     options: dict[str, Any] = {
-        "stdin": subprocess.PIPE,  # held open for as long as the launcher lives
+        "stdin": subprocess.PIPE,  # for the job, and held open for as long as the launcher lives
         "stdout": subprocess.PIPE if rank == 0 else subprocess.DEVNULL,
         "stderr": log,
         "start_new_session": True,
@@ -71,6 +78,7 @@ def _started(command: list[str], rank: int, config: TrainConfig, log: IO[bytes],
     }
     process = lab.start(rank, command, **options) if lab else subprocess.Popen(command, **options)
     try:
+        _tell(process, job)
         yield process
     finally:
         process.kill()
@@ -78,6 +86,13 @@ def _started(command: list[str], rank: int, config: TrainConfig, log: IO[bytes],
         for stream in (process.stdin, process.stdout):
             if stream is not None:
                 stream.close()
+
+
+def _tell(process: Process, job: Job) -> None:
+    assert process.stdin is not None  # it is a pipe
+    with contextlib.suppress(BrokenPipeError):  # it has ended already, which its exit code will tell
+        process.stdin.write(json.dumps(job.to_json()).encode() + b"\n")
+        process.stdin.flush()
 
 
 def _loopback(rank: int, config: TrainConfig) -> dict[str, str]:

@@ -1,7 +1,7 @@
-"""One process of a run: `python -m terngrad.train.worker JOB`, started by `launch`; its rank is in the environment.
+"""One process of a run: `python -m terngrad.train.worker`, started by `launch`; its rank is in the environment.
 
-It ends when standard input does, which whoever started it holds open: nothing outlives a launcher that was killed.
-Rank 0 writes its events to standard output.
+Its job is the first line of standard input, and it ends when that does: whoever started it holds it open, so that
+nothing outlives a launcher that was killed. Rank 0 writes its events to standard output.
 """
 
 from __future__ import annotations
@@ -11,7 +11,6 @@ import os
 import sys
 import threading
 import traceback
-from pathlib import Path
 
 from terngrad.errors import ConfigurationError
 from terngrad.train.job import Job, join, work
@@ -36,10 +35,11 @@ def _tell_the_launcher(event: Event) -> None:
 
 
 def main() -> None:
+    line = sys.stdin.readline()
     _end_with_the_launcher()
     keep_memory()
     try:
-        job = Job.from_json(json.loads(Path(sys.argv[1]).read_text()))
+        job = Job.from_json(json.loads(line))
         join(job.config, job.rendezvous)
         work(job, [_tell_the_launcher])
     except Exception as error:
