@@ -29,6 +29,7 @@ COMMANDS = (
     (*TRAIN, "--method", "fp32"),
     (*TRAIN, "--link", "1gbit", "--servers", "1"),
 )
+TORCH_CACHE = "torchinductor_"  # which torch makes when it likes, and keeps
 LONGEST_S = 10.0  # from the start of a command to its end: from importing torch to the middle of training
 
 
@@ -65,7 +66,7 @@ def storm(rounds: int, seed: int) -> list[str]:
                 left.append(f"{what}: processes {sorted(processes(word))}")
             if not wait_until(lambda: namespaces() <= before):
                 left.append(f"{what}: namespaces {sorted(namespaces() - before)}")
-            files = sorted(str(path) for path in (folder / "tmp").iterdir())
+            files = sorted(path.name for path in (folder / "tmp").iterdir() if not path.name.startswith(TORCH_CACHE))
             if files:
                 left.append(f"{what}: files {files}")
     return left

@@ -235,3 +235,10 @@ def test_ctrl_c_ends_with_130(tmp_path: Path) -> None:
         _, error = process.communicate(timeout=30)
     assert process.returncode == Outcome.INTERRUPTED
     assert "Traceback" not in error
+
+
+def test_without_its_packages_the_command_line_says_how_to_get_them() -> None:
+    program = "import sys; sys.modules['typer'] = None; from terngrad.__main__ import main; main()"
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False, timeout=60)
+    assert done.returncode == 1
+    assert done.stderr == "terngrad: the command line needs the package typer; pip install 'terngrad[cli]'\n"
