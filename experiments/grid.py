@@ -28,16 +28,13 @@ class Cell:
 
     name: str
     arguments: tuple[str, ...]
-    cost: float = 1.0  # roughly, so that long ones start first
 
 
 def run_cells(cells: Sequence[Cell], folder: Path, options: argparse.Namespace) -> dict[str, dict[str, Any]]:
     """The result of every cell that has one in the end; failures are printed and left out."""
     folder.mkdir(parents=True, exist_ok=True)
     found = {cell.name: _kept(cell, folder) for cell in cells}
-    missing = sorted((cell for cell in cells if found[cell.name] is None), key=lambda cell: -cell.cost)
-    if options.table:
-        missing = []
+    missing = [] if options.table else [cell for cell in cells if found[cell.name] is None]
     print(f"{len(cells)} runs, {len(cells) - len(missing)} of them there already", flush=True)
     with ThreadPoolExecutor(options.jobs) as pool:
         futures = {pool.submit(_run, cell, folder, options): cell for cell in missing}
@@ -150,11 +147,10 @@ class Arm:
     label: str
     arguments: tuple[str, ...]
     base: str | None = None  # another arm's label
-    cost: float = 1.0
 
     def cell(self, seed: int) -> Cell:
         name = self.label.replace(" ", "-").replace(",", "").replace(":", "-").replace("=", "")
-        return Cell(f"{name}-seed{seed}", (*self.arguments, "--seed", str(seed)), self.cost)
+        return Cell(f"{name}-seed{seed}", (*self.arguments, "--seed", str(seed)))
 
 
 def main(here: Path, description: str, arms: Callable[[argparse.Namespace], Sequence[Arm]], measure: Measure) -> None:

@@ -21,10 +21,10 @@ def arms(options: argparse.Namespace) -> list[grid.Arm]:
         steps = grid.scaled(STEPS, options)
         common = ("lenet-mnist", *arguments, "--steps", steps, "--eval-every", str(int(steps) // 5), *grid.COMMON)
         base = f"{optimizer}, float"
-        found.append(grid.Arm(base, (*common, "--method", "fp32", "--virtual-workers", "1"), cost=16))
+        found.append(grid.Arm(base, (*common, "--method", "fp32", "--virtual-workers", "1")))
         for count in WORKERS:
             own = (*common, "--method", "terngrad", "--virtual-workers", str(count))
-            found.append(grid.Arm(f"{optimizer}, {count} workers", own, base, cost=15 + count))
+            found.append(grid.Arm(f"{optimizer}, {count} workers", own, base))
     return found
 
 
