@@ -1,8 +1,8 @@
 """One rank of bench_hooks: `hook_worker.py JOB RANK`, with the job and this rank's result as JSON files.
 
-All ranks run the same turns in the same order. In a turn one method trains the model, wrapped by a DDP of its own: two
-steps that are not timed (DDP builds its buckets anew after the first, and after a pause TCP starts slowly), then the
-timed ones, each behind a barrier.
+All ranks run the same turns in the same order. In a turn one method trains the model, wrapped by a DDP of its own:
+three steps that are not timed (DDP builds its buckets anew after the first, and after a pause TCP starts slowly), then
+the timed ones, each behind a barrier.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ import terngrad
 
 NO_SYNC, DDP, DDP_FP16, POWERSGD = "no-sync", "ddp", "ddp-fp16", "powersgd-"
 AT = "@"  # between a spec and the exchange it is to use
-SETTLING_STEPS = 2  # with which a turn begins; PowerSGD has its two dense steps there, in its first turn
+SETTLING_STEPS = 3  # with which a turn begins; in PowerSGD's first, two dense steps and one that makes its buffers
 _PHASES = ("encode_s", "exchange_s", "decode_s")
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import signal
 import statistics
 import subprocess
 import sys
@@ -20,6 +21,8 @@ from pathlib import Path
 from typing import Any
 
 from terngrad.train import read_run
+
+_running: set[subprocess.Popen[str]] = set()
 
 
 @dataclass(frozen=True)
@@ -36,13 +39,20 @@ def run_cells(cells: Sequence[Cell], folder: Path, options: argparse.Namespace) 
     found = {cell.name: _kept(cell, folder) for cell in cells}
     missing = [] if options.table else [cell for cell in cells if found[cell.name] is None]
     print(f"{len(cells)} runs, {len(cells) - len(missing)} of them there already", flush=True)
+    signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))
     with ThreadPoolExecutor(options.jobs) as pool:
         futures = {pool.submit(_run, cell, folder, options): cell for cell in missing}
-        for number, future in enumerate(as_completed(futures), 1):
-            cell = futures[future]
-            found[cell.name] = future.result()
-            value = found[cell.name]
-            print(f"{number}/{len(missing)} {cell.name}: {value['final'] if value else 'FAILED'}", flush=True)
+        try:
+            for number, future in enumerate(as_completed(futures), 1):
+                cell = futures[future]
+                found[cell.name] = future.result()
+                value = found[cell.name]
+                print(f"{number}/{len(missing)} {cell.name}: {value['final'] if value else 'FAILED'}", flush=True)
+        except BaseException:
+            pool.shutdown(wait=False, cancel_futures=True)
+            for process in _running:
+                process.kill()
+            raise
     return {name: result for name, result in found.items() if result is not None}
 
 
@@ -57,11 +67,15 @@ def _run(cell: Cell, folder: Path, options: argparse.Namespace) -> dict[str, Any
         run = Path(scratch, "run")
         command = [sys.executable, "-m", "terngrad", "train", *cell.arguments, "--out", str(run), "--json"]
         command += ["--data", str(options.data)] if options.data else []
-        done = subprocess.run(
-            command, capture_output=True, text=True, check=False, env={**os.environ, "OMP_NUM_THREADS": "1"}
+        environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+        process = subprocess.Popen(
+            command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True, env=environment
         )
-        if done.returncode:
-            print(f"{cell.name}: exit code {done.returncode}\n{done.stderr[-2000:]}", file=sys.stderr, flush=True)
+        _running.add(process)
+        said = process.communicate()[1]
+        _running.discard(process)
+        if process.returncode:
+            print(f"{cell.name}: exit code {process.returncode}\n{said[-2000:]}", file=sys.stderr, flush=True)
             return None
         result = compact(cell, run)
     temporary = folder / f".{cell.name}.json"
@@ -74,12 +88,12 @@ def compact(cell: Cell, path: Path) -> dict[str, Any]:
     """What is kept of a run: settings, machine, evaluations and the end."""
     run = read_run(path)
     assert run.end is not None
-    losses = [(event["step"], round(event["loss"], 5)) for event in run.steps]
+    losses = [(event["step"], event["loss"]) for event in run.steps]
     return {
         "arguments": list(cell.arguments),
         "config": {key: value for key, value in run.config.items() if key != "data"},
         "environment": {key: value for key, value in run.environment.items() if key not in ("command", "hostname")},
-        "final": run.end["final"],
+        "final": run.end["final"],  # null: diverged
         "best": run.end["best"],
         "steps": run.end["step"],
         "seconds": run.end["seconds"],
@@ -171,12 +185,17 @@ def main(here: Path, description: str, arms: Callable[[argparse.Namespace], Sequ
         found = [results[cell.name] for cell in map(arm.cell, range(options.seeds)) if cell.name in results]
         if not found:
             continue
+        if any(result["final"] is None for result in found):
+            rows.append((arm.label, f"{found[0]['steps']:,}", len(found), "diverged", "", "NO"))
+            continue
         mean = means[arm.label] = Mean.of([measure.value(result) for result in found])
         compared = measure.compare(mean, means[arm.base]) if arm.base in means else ("", "")
         rows.append((arm.label, f"{found[0]['steps']:,}", mean.count, mean, *compared))
     unit = " %" if measure.relative else ""
     columns = ("setting", "steps", "seeds", measure.name, "to float", f"within {measure.tolerance}{unit}")
-    write_table(here / "results" / "table.md", columns, rows)
+    write_table(
+        here / "results" / "table.md", columns, rows, sorted({commit_of(result) for result in results.values()})
+    )
 
 
 def scaled(steps: int, options: argparse.Namespace) -> str:
@@ -187,9 +206,14 @@ def scaled(steps: int, options: argparse.Namespace) -> str:
 COMMON = ("--checkpoint-every", "0", "--measure-every", "0", "--threads", "1")
 
 
-def write_table(path: Path, columns: Sequence[str], rows: Iterable[Sequence[object]]) -> None:
-    """A Markdown table, printed and written: means over seeds with their standard errors."""
+def commit_of(result: dict[str, Any]) -> str:
+    return str(result["environment"].get("commit"))[:10]
+
+
+def write_table(path: Path, columns: Sequence[str], rows: Iterable[Sequence[object]], commits: Sequence[str]) -> None:
+    """A Markdown table, printed and written: means over seeds with their standard errors, and which programs ran."""
     lines = [columns, ["---", *["---:"] * (len(columns) - 1)], *rows]
     text = "\n".join("| " + " | ".join(map(str, line)) + " |" for line in lines)
+    text += f"\n\nMeasured at {', '.join(commits)}."
     print(text)
     path.write_text(text + "\n")

@@ -52,7 +52,9 @@ def write_table(found: dict[tuple[str, int, str], dict[str, Any]]) -> None:
     lines += [[net, str(hosts), link, *row(result)] for (net, hosts, link), result in found.items()]
     text = "\n".join("| " + " | ".join(line) + " |" for line in lines)
     print(text)
-    (HERE / "results" / "table.md").write_text(f"Milliseconds for a step (medians).\n\n{text}\n")
+    commits = sorted({result["provenance"]["commit"][:10] for result in found.values()})
+    measured = f"Measured at {', '.join(commits)}."
+    (HERE / "results" / "table.md").write_text(f"Milliseconds for a step (medians).\n\n{text}\n\n{measured}\n")
 
 
 def main() -> None:
@@ -71,6 +73,8 @@ def main() -> None:
             measure(net, hosts, link, args.batch, path)
         if path.exists():
             found[net, hosts, link] = json.loads(path.read_text())
+            if found[net, hosts, link]["provenance"]["arguments"]["batch"] != args.batch:
+                raise SystemExit(f"{path} was measured with another batch; remove it, or pass its --batch")
     write_table(found)
 
 

@@ -14,13 +14,12 @@ import torch
 from torch import Tensor, nn
 
 from terngrad.codecs import Frame, Segment
-from terngrad.ddp.checks import check_exchange, check_types, exchanges_for
+from terngrad.ddp.checks import cheapest, check_exchange, check_types, exchanges_for
 from terngrad.ddp.handle import as_method
 from terngrad.ddp.parameters import averaged_parameters, describe
 from terngrad.ddp.phases import Phases
 from terngrad.ddp.statistics import by_parameter, losses
 from terngrad.errors import ConfigurationError
-from terngrad.exchange import predicted_seconds
 from terngrad.methods import BucketCode, Coder, Method
 
 _STATE_FORMAT = 1
@@ -143,9 +142,9 @@ class VirtualWorkers:
         """Adds what each worker would have sent with the exchange that a handle would have chosen."""
         count = self.num_workers
         if count > 1:
-            frames = {exchange: self._frame(exchange.num_shards(count)) for exchange in self._exchanges}
-            best = min(frames, key=lambda exchange: predicted_seconds(exchange, frames[exchange], count))
-            self._bytes += best.bytes_sent(frames[best], count) + (count - 1) * frame.scalers_nbytes
+            chosen = cheapest(self._exchanges, self.method, self._frame, count)
+            self._bytes += chosen.bytes_sent(self._frame(chosen.num_shards(count)), count)
+            self._bytes += (count - 1) * frame.scalers_nbytes
             self._dense_bytes += 2 * (count - 1) / count * 4 * self._rows.shape[1]
         self._step += 1
 

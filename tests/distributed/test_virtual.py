@@ -142,6 +142,16 @@ def test_rows_can_be_written_directly_and_measurements_are_taken_once() -> None:
     assert workers.take_measurements() == {}
 
 
+def test_own_scalers_count_the_bytes_of_an_all_gather() -> None:
+    """Eight workers would be cheaper by two-shot, which cannot carry them."""
+    counted = []
+    for exchange in ("auto", "all-gather"):
+        workers = tg.VirtualWorkers(nn.Linear(512, 512), "terngrad:shared=false", 8, exchange=exchange)
+        workers.average()
+        counted.append(workers.stats()["bytes_sent"])
+    assert counted[0] == counted[1]
+
+
 def test_bad_settings_are_refused_in_words() -> None:
     with pytest.raises(tg.ConfigurationError, match="num_workers=0"):
         tg.VirtualWorkers(Net(), "terngrad", 0)

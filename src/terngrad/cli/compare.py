@@ -11,7 +11,6 @@ from terngrad.cli import options
 from terngrad.cli.tables import print_figures
 from terngrad.report import write_report
 from terngrad.train import (
-    NO_LINK,
     TrainConfig,
     check_comparison,
     default_folder,
@@ -84,7 +83,6 @@ def compare(
     if json:
         options.write_json({"recipe": recipe, "workers": used.num_ranks, "link": used.link, "runs": rows})
     else:
-        over = "no limit on the link" if used.link == NO_LINK else f"links of {used.link}"
-        print_figures(rows, f"{recipe}: {used.steps} steps, {used.num_ranks} workers, {over}")
+        print_figures(rows, f"{recipe}: {used.steps} steps, {used.setting}", timed=not used.virtual_workers)
     if report is not None:
         options.say(f"The report is {write_report(runs, report)}")

@@ -92,7 +92,8 @@ def train(
         if json:
             options.write_json(figures)
         else:
-            print_figures([figures], f"{run.config['recipe']}: {run.path}")
+            timed = not run.config["virtual_workers"]
+            print_figures([figures], f"{run.config['recipe']}: {run.path}", timed)
 
 
 def _config(recipe: str | None, method: str | None, settings: dict[str, Any]) -> TrainConfig:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from itertools import zip_longest
 from typing import Any
 
@@ -11,7 +11,7 @@ from torch import nn
 
 from terngrad.codecs import DENSE_TYPES
 from terngrad.errors import ConfigurationError
-from terngrad.exchange import EXCHANGES, AllGather, Exchange
+from terngrad.exchange import EXCHANGES, AllGather, Exchange, Sizes, predicted_seconds
 from terngrad.methods import Dense, Method, TernGrad
 
 
@@ -24,6 +24,18 @@ def exchanges_for(exchange: str) -> list[Exchange]:
             f"exchange={exchange!r}: there is {', '.join(('auto', *EXCHANGES))}; pass one of these, or ParameterServers"
         )
     return [EXCHANGES[exchange]]
+
+
+def cheapest(exchanges: Sequence[Exchange], method: Method, sizes: Callable[[int], Sizes], world_size: int) -> Exchange:
+    """The exchange for a bucket, the same on all ranks: of those that can carry the method, the one predicted to be
+    quickest. `sizes` tells them for a number of shards.
+    """
+    if isinstance(method, TernGrad) and not method.shared:
+        return EXCHANGES[AllGather.name]
+    return min(
+        exchanges,
+        key=lambda exchange: predicted_seconds(exchange, sizes(exchange.num_shards(world_size)), world_size),
+    )
 
 
 def check_exchange(exchange: str, method: Method) -> None:

@@ -11,8 +11,15 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from terngrad.codecs import Segment
-from terngrad.ddp.checks import check_exchange, check_types, exchanges_for, problem_with_state, require_same
+from terngrad.codecs import Frame, Segment
+from terngrad.ddp.checks import (
+    cheapest,
+    check_exchange,
+    check_types,
+    exchanges_for,
+    problem_with_state,
+    require_same,
+)
 from terngrad.ddp.futures import after_backward, done, plain_average
 from terngrad.ddp.lane import Lane
 from terngrad.ddp.parameters import averaged_parameters, describe
@@ -24,8 +31,8 @@ from terngrad.ddp.statistics import Counters, by_parameter, summary
 from terngrad.ddp.task import BucketTask, CallTask, SparseTask
 from terngrad.ddp.verify import verify
 from terngrad.errors import ConfigurationError
-from terngrad.exchange import EXCHANGES, AllGather, Channel, Exchange, own_group, predicted_seconds
-from terngrad.methods import BucketCode, Coder, Method, TernGrad, from_spec
+from terngrad.exchange import Channel, Exchange, own_group
+from terngrad.methods import BucketCode, Coder, Method, from_spec
 
 _STATE_FORMAT = 1
 
@@ -59,6 +66,7 @@ class Handle:
         measure_every: int = 100,
     ) -> None:
         method = as_method(method)
+        self._attached = False  # until all is well
         if isinstance(exchange, ParameterServers):
             self._exchange = f"{exchange.num_servers} servers"
             self._exchanges: list[Exchange] = [exchange.claim(self, group)]
@@ -90,12 +98,12 @@ class Handle:
         self._epoch = 0
         self._position = 0  # buckets of this step so far
         self._unnumbered = False
-        self._attached = True
         try:
             self._agree("attach")
         except BaseException:
             self._lane.close()
             raise
+        self._attached = True
 
     # For the user
 
@@ -293,14 +301,11 @@ class Handle:
         world_size = self._channel.world_size
         dense = self._coder.is_dense_step(step, epoch)
 
-        def cost(exchange: Exchange) -> float:
-            frame = self._coder.frame(segments, buffer.dtype, dense, exchange.num_shards(world_size))
-            return predicted_seconds(exchange, frame, world_size)
+        def frame_of(num_shards: int) -> Frame:
+            return self._coder.frame(segments, buffer.dtype, dense, num_shards)
 
-        method = self._coder.method
-        sums_only = not isinstance(method, TernGrad) or method.shared
-        exchange = min(self._exchanges if sums_only else [EXCHANGES[AllGather.name]], key=cost)
-        frame = self._coder.frame(segments, buffer.dtype, dense, exchange.num_shards(world_size))
+        exchange = cheapest(self._exchanges, self._coder.method, frame_of, world_size)
+        frame = frame_of(exchange.num_shards(world_size))
         return BucketCode(self._coder, frame, buffer, bucket, step), exchange
 
     def _segments_of(self, bucket: Bucket, number: int) -> tuple[Segment, ...]:

@@ -19,7 +19,7 @@ from terngrad.errors import ConfigurationError
 from terngrad.exchange import Roster, Served, Server, ServerExchange, timeout_of
 from terngrad.methods import add_shard
 
-PATIENCE = dt.timedelta(hours=24)  # how long a server waits between steps; a worker that dies is noticed at once
+PATIENCE_S = 3600.0
 
 
 class _Attached(Protocol):
@@ -45,6 +45,10 @@ class _Layout:
 class ParameterServers:
     """Divides the ranks into workers and, at the end, `num_servers` servers. Make it on all ranks alike.
 
+    Between two steps a server waits `patience_s` for the next: for as long as workers may load, evaluate or save. That
+    is also when it notices that worker 0's host fell silent there; that a process ended it notices at once, and in a
+    step the process group's timeout holds.
+
     servers = terngrad.ParameterServers(1)
     if servers.is_server:
         servers.serve()
@@ -55,7 +59,7 @@ class ParameterServers:
         servers.close()
     """
 
-    def __init__(self, num_servers: int) -> None:
+    def __init__(self, num_servers: int, patience_s: float = PATIENCE_S) -> None:
         world_size = dist.get_world_size()
         if not 1 <= num_servers < world_size:
             raise ConfigurationError(
@@ -68,6 +72,7 @@ class ParameterServers:
         self._roster = Roster(dist.new_group(timeout=timeout, backend="gloo"), num_servers)
         self._workers: dist.ProcessGroup | None = None if self.is_server else workers
         self._exchange = ServerExchange(self._roster)
+        self._patience = dt.timedelta(seconds=patience_s)
         self._closed = False
         self._user: weakref.ref[_Attached] | None = None
 
@@ -108,7 +113,7 @@ class ParameterServers:
         """On a server: adds up what the workers send until they close, and gives the number of buckets and bytes."""
         if not self.is_server:
             raise ConfigurationError(f"ParameterServers.serve: rank {dist.get_rank()} is a worker; call it on servers")
-        server = Server(self._roster, _Layout, PATIENCE)
+        server = Server(self._roster, _Layout, self._patience)
         with naming(lambda: f"rank {dist.get_rank()}, server, {server.where}"):
             return server.run()
 

@@ -9,7 +9,6 @@ worker and a server, on a process group of their own; what comes from one rank c
 from __future__ import annotations
 
 import datetime as dt
-import weakref
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import ClassVar, Protocol
@@ -73,8 +72,7 @@ class ServerExchange(Exchange):
 
     def __init__(self, roster: Roster) -> None:
         self.roster = roster
-        self._layouts: weakref.WeakKeyDictionary[Sizes, int] = weakref.WeakKeyDictionary()
-        self._num_layouts = 0
+        self._layouts: dict[bytes, int] = {}  # numbers by description: a method that comes back is known already
 
     def num_shards(self, world_size: int) -> int:
         return self.roster.num_servers
@@ -87,12 +85,12 @@ class ServerExchange(Exchange):
 
     def order(self, sizes: Sizes, label: tuple[int, int]) -> list[Tensor]:
         """What goes to every server ahead of a bucket, from worker 0."""
-        if sizes in self._layouts:
-            return [Order(self._layouts[sizes], *label).to_tensor()]
-        self._layouts[sizes] = self._num_layouts
-        self._num_layouts += 1
+        known = self._layouts.get(sizes.description)
+        if known is not None:
+            return [Order(known, *label).to_tensor()]
+        number = self._layouts[sizes.description] = len(self._layouts)
         description = torch.frombuffer(bytearray(sizes.description), dtype=torch.uint8)
-        return [Order(self._layouts[sizes], *label, description.numel()).to_tensor(), description]
+        return [Order(number, *label, description.numel()).to_tensor(), description]
 
     def stop(self) -> None:
         """Lets the servers go. Worker 0 tells them; for the others there is nothing to do."""

@@ -11,9 +11,9 @@ from terngrad.report.text import link_text, metric_text, plural, target_text, ti
 
 
 def _all_values(group: Group, key: str) -> str:
-    """What the runs say of a setting, each value once; nothing where they do not say it or it is off."""
+    """What the runs say of a setting, each value once; nothing where they do not say it."""
     found = [entry.trace.config.get(key) for entry in group.entries]
-    texts = [f"{value:,}" if isinstance(value, int) else str(value) for value in found if value not in (None, 0, "")]
+    texts = [f"{value:,}" if isinstance(value, int) else str(value) for value in found if value not in (None, "")]
     return " or ".join(dict.fromkeys(texts))
 
 

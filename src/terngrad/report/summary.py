@@ -104,7 +104,7 @@ def summarize(trace: Trace, metric: str) -> Summary:
     """From the end of the run, or from what there is of one that has not ended."""
     values = [point.value for point in trace.values if point.finite()]
     best = (min if metric in LOWER_IS_BETTER else max)(values, default=None)
-    final = values[-1] if values else None
+    final = trace.values[-1].value if trace.values and trace.values[-1].finite() else None
     medians = [seconds for event in trace.intervals if (seconds := entry(event, "step_s")) is not None]
     median = statistics.median(medians) if medians else None
     return Summary(

@@ -75,7 +75,7 @@ def figures_of(run: Run) -> dict[str, Any]:
         "bytes_sent_per_step": sent,
         "bytes_received_per_step": received,
         "dense_bytes_per_step": start["dense_bytes_per_step"],
-        "ratio": start["dense_bytes_per_step"] / sent if sent else None,
+        "ratio": 2 * start["dense_bytes_per_step"] / (sent + received) if sent + received else None,  # both directions
         "median_step_s": end["median_step_s"],
         "seconds": end["seconds"],
         "seconds_to_target": end["seconds_to_target"],

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+import terngrad as tg
 from terngrad.errors import ConfigurationError
 from terngrad.recipes import RECIPES, Optimizer, Recipe
 from terngrad.train.methods import NONE, check_method
@@ -94,6 +95,13 @@ class TrainConfig:
             raise ConfigurationError(
                 f"--servers {self.servers} with --exchange {self.exchange}: servers are the exchange"
             )
+        if self.servers and self.method.partition(":")[0] in tg.Method.registry:
+            method = tg.from_spec(self.method)
+            if isinstance(method, tg.TernGrad) and not method.shared:
+                raise ConfigurationError(
+                    f"--servers {self.servers} with --method {self.method}: servers add up codes, which have no sum if "
+                    "every worker has its own scaler; leave out shared=false, or --servers"
+                )
         if self.method == NONE and self.checkpoint_every:
             raise ConfigurationError(
                 f"--checkpoint-every {self.checkpoint_every} with --method {NONE}: without communication the workers' "
@@ -108,6 +116,15 @@ class TrainConfig:
     @property
     def num_processes(self) -> int:
         return 1 if self.virtual_workers else self.workers + self.servers
+
+    @property
+    def setting(self) -> str:
+        """Who trains over what, in words."""
+        if self.virtual_workers:
+            return f"{self.virtual_workers} virtual workers"
+        servers = f" and {self.servers} servers" if self.servers else ""
+        over = "no limit on the link" if self.link == NO_LINK else f"links of {self.link}"
+        return f"{self.workers} workers{servers}, {over}"
 
     @property
     def uses_torch_methods(self) -> bool:

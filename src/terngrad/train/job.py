@@ -13,6 +13,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import nn
+from torch._C._distributed_c10d import FileStore
 
 import terngrad as tg
 from terngrad.recipes import Task
@@ -55,7 +56,7 @@ def join(config: TrainConfig, rendezvous: str) -> None:
     meeting: dict[str, Any] = {}
     if rendezvous:
         meeting = {
-            "init_method": f"file://{rendezvous}",
+            "store": FileStore(rendezvous, int(os.environ["WORLD_SIZE"])),
             "rank": int(os.environ["RANK"]),
             "world_size": int(os.environ["WORLD_SIZE"]),
         }

@@ -47,9 +47,10 @@ def launch(config: TrainConfig, folder: Path, watcher: Watcher, lab: Lab | None)
 
 @contextlib.contextmanager
 def _meeting_point(folder: Path) -> Iterator[Path]:
-    """A file in which the processes find each other; those of killed launchers, which may hold others, go."""
+    """A file in which the processes find each other; those that killed launchers have left go."""
     for left in folder.glob(f"{_RENDEZVOUS}*"):
-        left.unlink()
+        if not Path("/proc", left.name.removeprefix(_RENDEZVOUS)).exists():
+            left.unlink()
     path = folder.absolute() / f"{_RENDEZVOUS}{os.getpid()}"
     try:
         yield path

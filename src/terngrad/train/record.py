@@ -98,7 +98,8 @@ def _finite(value: Any) -> Any:
 
 def summarize(recipe: Recipe, progress: Progress, events: Sequence[Event]) -> dict[str, Any]:
     """The figures of a whole run: what the event "end" holds, but for the link."""
-    evals = [event for event in events if event["event"] == "eval" and event["value"] is not None]
+    every = [event for event in events if event["event"] == "eval"]
+    evals = [event for event in every if event["value"] is not None]  # null: not finite
     better = min if recipe.metric == "perplexity" else max
     reached = next((event for event in evals if _reaches(recipe, event["value"])), None)
     return {
@@ -109,7 +110,7 @@ def summarize(recipe: Recipe, progress: Progress, events: Sequence[Event]) -> di
         "bytes_sent": progress.bytes_sent,
         "bytes_received": progress.bytes_received,
         "best": better((event["value"] for event in evals), default=None),
-        "final": evals[-1]["value"] if evals else None,
+        "final": every[-1]["value"] if every else None,
         "seconds_to_target": reached["seconds"] if reached else None,
         "steps_to_target": reached["step"] if reached else None,
         "bytes_to_target": reached["bytes_sent"] if reached else None,

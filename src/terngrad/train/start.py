@@ -60,7 +60,8 @@ def _run(config: TrainConfig, folder: Path, watcher: Watcher, lab: Lab | None) -
 def _check_needs(config: TrainConfig) -> None:
     """Reads the data once, so that it is there when the workers want it all at the same time."""
     check_tensorboard(config)
-    recipe_named(config.recipe).load(Path(config.data) if config.data else None)
+    task = recipe_named(config.recipe).load(Path(config.data) if config.data else None)
+    task.steps_per_epoch(config.batch)  # refuses a batch that the data cannot fill
 
 
 def _begin(config: TrainConfig, folder: Path) -> None:

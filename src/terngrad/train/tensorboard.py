@@ -46,6 +46,8 @@ def _write(writer: SummaryWriter, event: Event) -> None:
     if kind == "layers":
         for layer, found in event["layers"].items():
             for name in ("density", "scaler", "relative_error"):
+                if found[name] is None:  # of a gradient of zeros
+                    continue
                 writer.add_scalar(f"{name}/{layer}", found[name], event["step"])
     if kind == "end":
         writer.close()

@@ -5,7 +5,6 @@ Nothing is sent; the bytes are those that one worker would send. One after the o
 
 from __future__ import annotations
 
-import time
 from collections.abc import Mapping
 from typing import Any
 
@@ -46,9 +45,8 @@ class OneProcess(Workers):
 
     def compute(self, step: int) -> Pass:
         loss = self._gradients(step)
-        start = time.perf_counter()
         self._average.average()
-        return Pass(loss, time.perf_counter() - start)
+        return Pass(loss, exposed_s=0.0)  # nothing is sent
 
     def _batch(self, step: int, rank: int) -> tuple[Tensor, Tensor]:
         config = self._config

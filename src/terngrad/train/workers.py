@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import datetime as dt
 import hashlib
 import time
 from abc import ABC, abstractmethod
@@ -21,6 +22,8 @@ from terngrad.recipes import Task
 from terngrad.train.config import TrainConfig
 from terngrad.train.methods import Options, connection_of
 from terngrad.train.wire import SocketMeter
+
+_PATIENCE_S = 3600.0  # for rank 0 to evaluate or save, where a collective's timeout is shorter
 
 
 @dataclass(frozen=True)
@@ -126,6 +129,11 @@ class DDPWorker(Workers):
         self._connection = connection_of(config.method, config.uses_torch_methods)
         self._options = Options(servers or config.exchange, config.seed, config.measure_every)
         self._model = DistributedDataParallel(module, process_group=group, bucket_cap_mb=self._connection.bucket_cap_mb)
+        self._waiting = dist.new_group(
+            dist.get_process_group_ranks(group or dist.distributed_c10d._get_default_group()),
+            timeout=dt.timedelta(seconds=max(config.timeout_s, _PATIENCE_S)),
+            use_local_synchronization=True,
+        )
         self._clock = GradientClock(module.parameters())
         self._meter = SocketMeter()
 
@@ -153,7 +161,7 @@ class DDPWorker(Workers):
         self._meter.stop()
 
     def wait_for_all(self) -> None:
-        dist.barrier(self._group)
+        dist.barrier(self._waiting)
 
     def take_measurements(self) -> dict[str, dict[str, Any]]:
         return self._connection.take_measurements()

@@ -14,6 +14,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from http.client import HTTPException
 from pathlib import Path
+from urllib.error import HTTPError
 from urllib.request import urlopen
 
 from terngrad.errors import ConfigurationError
@@ -96,12 +97,14 @@ def download(source: Source, target: Path) -> None:
     raise DownloadFailed("; ".join(failures))
 
 
-def _download_from(url: str, md5: str, target: Path) -> Exception | None:
+def _download_from(url: str, md5: str, target: Path) -> str | None:
     """None if the file is there now, else what went wrong."""
     try:
         _download_checked(url, md5, target)
     except (OSError, HTTPException, DownloadFailed) as error:
-        return error
+        if isinstance(error, HTTPError):
+            error.close()  # it holds the connection
+        return str(error) or type(error).__name__
     return None
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 import tarfile
 from pathlib import Path
@@ -33,14 +34,14 @@ def load_cifar10(root: Path) -> tuple[Split, Split]:
 
 def fetch(folder: Path, names: list[str]) -> None:
     """Downloads the archive, takes the named files out of it, and removes it."""
-    archive = folder / "cifar-10-binary.tar.gz"
+    archive = folder / f"cifar-10-binary.{os.getpid()}.tar.gz"  # several processes may be at it
     download(ARCHIVE, archive)
     try:
         with tarfile.open(archive) as files:
             for name in names:
                 extract(files, f"{folder.name}/{name}", folder / name)
     finally:
-        archive.unlink()
+        archive.unlink(missing_ok=True)
 
 
 def extract(files: tarfile.TarFile, member: str, target: Path) -> None:

@@ -1,7 +1,7 @@
 """Local response normalisation (Krizhevsky et al., 2012) over neighbouring channels.
 
-The same as torch's, which on CPU takes a third of the time of CifarNet: sums over neighbours are a product with a band matrix
-here, and the exponent is always 3/4.
+The same as torch's, which on CPU takes a third of the time of CifarNet: sums over neighbours are a product with a band
+matrix here, and the exponent is always 3/4.
 """
 
 from __future__ import annotations

@@ -2,8 +2,20 @@
 
 from __future__ import annotations
 
+import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+
+
+class OutputBias(nn.Module):
+    """What is left of an output layer that shares its weights: the last layer, also in the order of registration."""
+
+    def __init__(self, num_outputs: int) -> None:
+        super().__init__()
+        self.bias = nn.Parameter(torch.zeros(num_outputs))
+
+    def forward(self, scores: Tensor) -> Tensor:
+        return scores + self.bias
 
 
 class LSTMLanguageModel(nn.Module):
@@ -16,12 +28,13 @@ class LSTMLanguageModel(nn.Module):
         super().__init__()
         self.embedding = nn.Embedding(num_outputs, width)
         self.lstm = nn.LSTM(width, width, num_layers, batch_first=True)
-        self.bias = nn.Parameter(self.embedding.weight.new_zeros(num_outputs))
+        self.output = OutputBias(num_outputs)
         nn.init.uniform_(self.embedding.weight, -0.1, 0.1)
 
     def forward(self, words: Tensor) -> Tensor:
         hidden, _ = self.lstm(self.embedding(words))
-        return F.linear(hidden, self.embedding.weight, self.bias)
+        scores: Tensor = self.output(F.linear(hidden, self.embedding.weight))
+        return scores
 
 
 class GRUClassifier(nn.Module):
