@@ -112,7 +112,6 @@ class Trainer:
             bucket_cap_mb=4096 if method.is_powersgd else None,  # its collectives race on gloo with several buckets
             gradient_as_bucket_view=bucket_view,
             init_sync=False,  # ranks have made the same model, and it need not cross the link in every turn
-            broadcast_buffers=False,
         )
         self.handle = method.connect(self.model)
         self.optimizer = torch.optim.SGD(self.model.parameters(), lr=1e-4)

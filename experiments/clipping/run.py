@@ -10,7 +10,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 import grid
 
 TASKS = {
-    "CifarNet": ("cifarnet-cifar10", "--batch", "128", 2, 3_000),
+    "CifarNet": ("cifarnet-cifar10", "--batch", "128", 2, 1_000),
     "LeNet": ("lenet-mnist", "--batch", "64", 4, 2_000),
 }
 CLIPS = ("2.5", "1.5", "0")
@@ -20,7 +20,10 @@ def arms(options: argparse.Namespace) -> list[grid.Arm]:
     found = []
     for task, (recipe, flag, batch, workers, number) in TASKS.items():
         steps = grid.scaled(number, options)
-        common = (recipe, flag, batch, "--steps", steps, "--eval-every", str(int(steps) // 5), *grid.COMMON)
+        common = (
+            recipe, flag, batch, "--steps", steps, "--eval-every", str(int(steps) // 5), "--schedule", "cosine",
+            *grid.COMMON,
+        )  # fmt: skip
         base = f"{task}, float"
         found.append(grid.Arm(base, (*common, "--method", "fp32", "--virtual-workers", "1")))
         for clip in CLIPS:

@@ -10,7 +10,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 import grid
 
 WORKERS = 4
-STEPS = 1_500
+STEPS = 800
 METHODS = ("terngrad", "terngrad:block=512")
 
 

@@ -44,6 +44,7 @@ def compare(
     lr: options.Lr = None,
     momentum: options.Momentum = None,
     weight_decay: options.WeightDecay = None,
+    schedule: options.Schedule = None,
     seed: options.Seed = None,
     exchange: options.Exchange = None,
     data: options.Data = None,
@@ -68,7 +69,7 @@ def compare(
     settings = {
         "workers": workers, "link": link, "servers": servers, "virtual_workers": virtual_workers,
         "vectorize": vectorize, "steps": steps, "batch": batch, "lr": lr,
-        "momentum": momentum, "weight_decay": weight_decay, "seed": seed, "exchange": exchange,
+        "momentum": momentum, "weight_decay": weight_decay, "schedule": schedule, "seed": seed, "exchange": exchange,
         "data": str(data.absolute()) if data else None, "log_every": log_every, "eval_every": eval_every,
         "checkpoint_every": checkpoint_every, "measure_every": measure_every, "threads": threads,
         "timeout_s": timeout, "tensorboard": tensorboard or None,

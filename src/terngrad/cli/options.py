@@ -34,6 +34,13 @@ Batch = Annotated[int | None, typer.Option(help="Examples of a step, of all work
 Lr = Annotated[float | None, typer.Option(help="Learning rate, which the recipe's schedule multiplies.")]
 Momentum = Annotated[float | None, typer.Option(help="Of SGD.")]
 WeightDecay = Annotated[float | None, typer.Option(help="L2, added to the averaged gradient.")]
+Schedule = Annotated[
+    str | None,
+    typer.Option(
+        help='Of the learning rate: "constant", "poly", "cosine", "warmup-cosine" or "step"; the recipe\'s own '
+        "if not given."
+    ),
+]
 Seed = Annotated[int | None, typer.Option(help="Of everything that is drawn; 0 if not given.")]
 Exchange = Annotated[
     str | None, typer.Option(help='"all-gather", "two-shot" or "auto" (the default): how terngrad exchanges codes.')

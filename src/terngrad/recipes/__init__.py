@@ -12,5 +12,6 @@ A recipe says what is trained; how many workers there are and how they exchange 
 from terngrad.recipes.base import Evaluation, Optimizer, Recipe, Task
 from terngrad.recipes.catalogue import RECIPES
 from terngrad.recipes.data.cache import DataMissing
+from terngrad.recipes.schedules import SCHEDULES
 
-__all__ = ["RECIPES", "DataMissing", "Evaluation", "Optimizer", "Recipe", "Task"]
+__all__ = ["RECIPES", "SCHEDULES", "DataMissing", "Evaluation", "Optimizer", "Recipe", "Task"]

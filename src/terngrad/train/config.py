@@ -9,7 +9,7 @@ from typing import Any
 
 import terngrad as tg
 from terngrad.errors import ConfigurationError
-from terngrad.recipes import RECIPES, Optimizer, Recipe
+from terngrad.recipes import RECIPES, SCHEDULES, Optimizer, Recipe
 from terngrad.train.methods import NONE, check_method
 
 NO_LINK = "none"
@@ -46,6 +46,7 @@ class TrainConfig:
     lr: float
     momentum: float
     weight_decay: float
+    schedule: str  # of the learning rate
     log_every: int
     eval_every: int  # 0: never
     checkpoint_every: int  # 0: never
@@ -73,6 +74,7 @@ class TrainConfig:
             self._require(name, getattr(self, name) >= least, f"be at least {least}")
         self._require("seed", self.seed < 2**32, "be less than 2^32")
         self._require("timeout_s", self.timeout_s > 0, "be more than 0 seconds")
+        self._require("schedule", self.schedule in SCHEDULES, f"be one of {', '.join(SCHEDULES)}")
         self._require("vectorize", self.vectorize in VECTORIZE, f"be one of {', '.join(VECTORIZE)}")
         self._require("batch", self.batch % self.num_ranks == 0, f"be a multiple of the {self.num_ranks} workers")
         self._require_consistent()
@@ -158,7 +160,8 @@ def _usual(recipe: Recipe, method: str, given: Mapping[str, Any]) -> dict[str, A
     return {
         "workers": 1 if given.get("virtual_workers") else 2, "servers": 0, "virtual_workers": 0, "link": NO_LINK,
         "exchange": AUTO, "steps": recipe.steps, "batch": recipe.batch, "seed": 0, "lr": optimizer.lr,
-        "momentum": optimizer.momentum, "weight_decay": optimizer.weight_decay, "log_every": 20,
+        "momentum": optimizer.momentum, "weight_decay": optimizer.weight_decay, "schedule": recipe.schedule,
+        "log_every": 20,
         "eval_every": eval_every, "checkpoint_every": 0 if method == NONE else eval_every, "measure_every": 100,
         "threads": 1, "timeout_s": 1800.0, "vectorize": AUTO, "tensorboard": False, "data": None,
     }  # fmt: skip

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from terngrad.recipes import Optimizer, Task
+from terngrad.recipes import SCHEDULES, Optimizer, Task
 from terngrad.train.checkpoint import Checkpoints
 from terngrad.train.config import TrainConfig, recipe_named
 from terngrad.train.methods import PHASES
@@ -107,7 +107,7 @@ class Trainer:
         progress.add(loss=done.loss, step_s=seconds, compute_s=seconds - done.exposed_s, exposed_s=done.exposed_s)
 
     def _lr(self, step: int) -> float:
-        return self._settings.lr * self._recipe.factor(step, self._config.steps)
+        return self._settings.lr * SCHEDULES[self._config.schedule](step, self._config.steps)
 
     def _after_step(self, step: int) -> None:
         config, done = self._config, step + 1
