@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -14,17 +15,33 @@ from torch import Tensor, nn
 from torch.func import functional_call, grad, vmap
 
 from terngrad.errors import ConfigurationError
-from terngrad.recipes import RECIPES, Recipe, Task, images, tasks
+from terngrad.recipes import RECIPES, Optimizer, Recipe, Task, images, tasks
 from terngrad.recipes.draws import Purpose, generator_of
 from terngrad.recipes.models.normalization import LocalResponseNorm
 from terngrad.recipes.models.recurrent import GRUClassifier, LSTMLanguageModel
 from terngrad.recipes.models.transformer import GPT
+from terngrad.recipes.schedules import SCHEDULES
 from terngrad.recipes.tasks import Classification, LanguageModelling, Split
 
 LEARNING = [name for name, recipe in RECIPES.items() if recipe.metric]
 SPEED_ONLY = [name for name, recipe in RECIPES.items() if not recipe.metric]
 AUGMENTED = ["cifarnet-cifar10", "resnet20-cifar10"]
 VECTORIZED = [name for name, recipe in RECIPES.items() if recipe.vectorizes]
+
+PARAMETERS = {  # outputs, parameters
+    "digits": (10, 283_786),
+    "lenet-mnist": (10, 431_080),
+    "cifarnet-cifar10": (10, 1_068_298),
+    "resnet20-cifar10": (10, 269_722),
+    "lstm-wikitext2": (33_278, 4_557_054),
+    "gpt-wikitext2": (33_278, 5_061_120),
+    "gru-fsdd": (10, 165_642),
+    "alexnet": (1000, 61_100_840),
+    "vgg-a": (1000, 132_863_336),
+    "googlenet": (1000, 6_998_552),
+    "resnet50": (1000, 25_557_032),
+}
+DOCS = (Path(__file__).parents[2] / "docs" / "recipes.md").read_text()
 
 
 @pytest.fixture(scope="module")
@@ -59,23 +76,9 @@ def test_a_recipe_has_a_target_exactly_if_it_has_a_metric(name: str) -> None:
     assert "\n" not in recipe.summary
 
 
-@pytest.mark.parametrize(
-    ("name", "num_outputs", "num_parameters"),
-    [
-        ("digits", 10, 283_786),
-        ("lenet-mnist", 10, 431_080),
-        ("cifarnet-cifar10", 10, 1_068_298),
-        ("resnet20-cifar10", 10, 269_722),
-        ("lstm-wikitext2", 33_278, 4_557_054),
-        ("gpt-wikitext2", 33_278, 5_061_120),
-        ("gru-fsdd", 10, 165_642),
-        ("alexnet", 1000, 61_100_840),
-        ("vgg-a", 1000, 132_863_336),
-        ("googlenet", 1000, 6_998_552),
-        ("resnet50", 1000, 25_557_032),
-    ],
-)
-def test_models_have_the_parameters_they_are_known_for(name: str, num_outputs: int, num_parameters: int) -> None:
+@pytest.mark.parametrize("name", RECIPES)
+def test_models_have_the_parameters_they_are_known_for(name: str) -> None:
+    num_outputs, num_parameters = PARAMETERS[name]
     with torch.device("meta"):
         model = RECIPES[name].build(num_outputs)
     assert sum(parameter.numel() for parameter in model.parameters()) == num_parameters
@@ -450,3 +453,55 @@ def test_the_digits_are_learnt_within_two_hundred_steps() -> None:
     recipe = RECIPES["digits"]
     task = recipe.load()
     assert task.evaluate(train(recipe, task, steps=200)).value > 0.95
+
+
+# docs/recipes.md
+
+
+def documented_rows() -> dict[str, list[str]]:
+    """Cells of the first table, by recipe."""
+    lines = DOCS.split("\n## ")[0].splitlines()
+    rows = [[cell.strip() for cell in line.split("|")[1:-1]] for line in lines if line.startswith("| `")]
+    return {row[0].strip("`"): row[1:] for row in rows if len(row) == 9}
+
+
+def in_words(settings: Optimizer) -> str:
+    words = [f"{'Adam' if settings.kind == 'adam' else 'SGD'} {number(settings.lr)}"]
+    if settings.momentum:
+        words.append(f"momentum {number(settings.momentum)}")
+    if settings.weight_decay:
+        words.append(f"decay {number(settings.weight_decay)}")
+    if settings.clip_norm:
+        words.append(f"clipped to {number(settings.clip_norm)}")
+    return ", ".join(words)
+
+
+def number(value: float) -> str:
+    return f"{value:g}" if value >= 0.01 else f"{value:.0e}".replace("e-0", "e-")
+
+
+def test_the_documented_recipes_are_those_of_the_code() -> None:
+    assert list(documented_rows()) == list(RECIPES)
+
+
+@pytest.mark.parametrize("name", RECIPES)
+def test_the_documented_numbers_are_those_of_the_code(name: str) -> None:
+    recipe = RECIPES[name]
+    _, parameters, _, batch, steps, optimizer, schedule, target = documented_rows()[name]
+    assert int(parameters.replace(",", "")) == PARAMETERS[name][1]
+    assert (int(batch), int(steps.replace(",", ""))) == (recipe.batch, recipe.steps)
+    assert optimizer == in_words(recipe.optimizer)
+    assert schedule == recipe.schedule
+    digits = ".2f" if recipe.metric == "accuracy" else ".0f"
+    assert target == ("" if recipe.target is None else f"{recipe.metric} {recipe.target:{digits}}")
+
+
+def test_the_documented_program_runs(capsys: pytest.CaptureFixture[str]) -> None:
+    (program,) = re.findall(r"```python\n(.*?)```", DOCS, re.DOTALL)
+    exec(program, {})
+    assert capsys.readouterr().out.startswith("1.0 Evaluation(value=")
+
+
+@pytest.mark.parametrize("name", SCHEDULES)
+def test_every_schedule_is_documented(name: str) -> None:
+    assert f"\n| `{name}` | " in DOCS
