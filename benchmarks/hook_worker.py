@@ -33,7 +33,8 @@ import terngrad
 
 NO_SYNC, DDP, DDP_FP16, POWERSGD = "no-sync", "ddp", "ddp-fp16", "powersgd-"
 AT = "@"  # between a spec and the exchange it is to use
-SETTLING_STEPS = 3  # with which a turn begins; in PowerSGD's first, two dense steps and one that makes its buffers
+SETTLING_STEPS = 2  # with which a turn begins: DDP arranges its buckets anew after the first
+POWERSGD_SETTLING_STEPS = 3  # two dense steps and one that makes its buffers
 _PHASES = ("encode_s", "exchange_s", "decode_s")
 
 
@@ -134,7 +135,7 @@ class Trainer:
 def take_turn(method: Method, module: nn.Module, loss: Loss, record: Record, job: Job) -> None:
     """Steps to settle, then the timed ones."""
     trainer = Trainer(method, module, loss, job.bucket_view)
-    for _ in range(SETTLING_STEPS):
+    for _ in range(POWERSGD_SETTLING_STEPS if method.is_powersgd else SETTLING_STEPS):
         trainer.step()
     dist.barrier()
     counts, stats = wire.read_counts(job.interface), trainer.stats()
