@@ -5,20 +5,23 @@ reported is the ratio of each candidate to the copy of the same repeat. What is 
 reference before, bit for bit, on the first elements of the same gradient.
 
 "encode" is what a step pays: statistics, limit and ternarize together. "average 2" unpacks two payloads and writes
-their mean.
+their mean. The kernels of sparse gradients come in a table of their own, and so does the gap code: its bits for an
+index beside the entropy, and its speed.
 """
 
 from __future__ import annotations
 
 import argparse
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast
 
 import measure
 import numpy as np
 import torch
+from measure import Case
+from sparse_cases import TARGETS as SPARSE_TARGETS
+from sparse_cases import SparseBench, gap_results, print_gaps
 from torch import Tensor
 
 import terngrad
@@ -29,14 +32,6 @@ COPY = "copy"
 TARGETS = {"encode two-bit": 1.3, "encode base3": 1.6, "average 2 two-bit": 1.0, "average 2 base3": 1.0}
 LEVEL_PAYLOADS = (2, 4)
 CHECKED_NUMEL = 100_003  # no multiple of a vector, a group or a chunk
-
-
-@dataclass(frozen=True)
-class Case:
-    """Something to time, and what it wrote."""
-
-    run: Callable[[], object]
-    outputs: Callable[[], list[Tensor]]
 
 
 class Bench:
@@ -143,24 +138,32 @@ def make_gradient(numel: int, dtype: torch.dtype, seed: int) -> Tensor:
     return (torch.randn(numel, generator=generator) * 1e-3).to(dtype)
 
 
+def checked_cases(kernels: Kernels, gradient: Tensor, seed: int) -> dict[str, Case]:
+    """Every kernel, ternary and sparse."""
+    return Bench(kernels, gradient, seed).kernel_cases() | SparseBench(kernels, gradient, seed).cases()
+
+
 def check(kernels: Kernels, gradient: Tensor, seed: int) -> int:
     """Asserts that every kernel equals the reference bit for bit on this gradient; returns how many were compared."""
-    mine = Bench(kernels, gradient, seed).kernel_cases()
-    truth = Bench(cast(Kernels, reference), gradient, seed).kernel_cases()
+    mine = checked_cases(kernels, gradient, seed)
+    truth = checked_cases(cast(Kernels, reference), gradient, seed)
     for name, case in mine.items():
-        case.run()
-        truth[name].run()
+        for one in (case, truth[name]):
+            one.prepare()
+            one.run()
         for got, want in zip(case.outputs(), truth[name].outputs(), strict=True):
             same = got.dtype == want.dtype and torch.equal(got.view(torch.uint8), want.view(torch.uint8))
             assert same, f"{name}: {kernels.name} differs from the reference; nothing is timed"
     return len(mine)
 
 
-def time_cases(bench: Bench, repeats: int) -> dict[str, Any]:
-    """Milliseconds and ratio to the copy, by name. The targets are the native kernels'."""
-    targets = TARGETS if bench.kernels.name != reference.name else {}
-    cases = bench.torch_cases() | bench.kernel_cases()
-    times = measure.interleave({name: case.run for name, case in cases.items()}, repeats)
+def time_cases(cases: dict[str, Case], targets: dict[str, float], repeats: int) -> dict[str, Any]:
+    """Milliseconds and ratio to the copy, by name."""
+    times = measure.interleave(
+        {name: case.run for name, case in cases.items()},
+        repeats,
+        {name: case.prepare for name, case in cases.items()},
+    )
     return {
         name: {
             "ms": {key: 1e3 * value for key, value in measure.spread(seconds).items()},
@@ -169,6 +172,26 @@ def time_cases(bench: Bench, repeats: int) -> dict[str, Any]:
         }
         for name, seconds in times.items()
     }
+
+
+def time_all(kernels: Kernels, gradient: Tensor, repeats: int, seed: int) -> dict[str, Any]:
+    """The ternary kernels, then the sparse ones, then the gap code. The targets are the native kernels'."""
+    native = kernels.name != reference.name
+    bench = Bench(kernels, gradient, seed)
+    found = {"kernels": time_cases(bench.torch_cases() | bench.kernel_cases(), TARGETS if native else {}, repeats)}
+    copy = {COPY: bench.torch_cases()[COPY]}
+    sparse = SparseBench(kernels, gradient, seed).cases()
+    found["sparse"] = time_cases(copy | sparse, SPARSE_TARGETS if native else {}, repeats)
+    if native:
+        found["gaps"] = gap_results(kernels, gradient.numel(), repeats, seed)
+    return found
+
+
+def print_all(title: str, results: dict[str, Any]) -> None:
+    print_results(title, results["kernels"])
+    print_results(f"sparse, {title}", results["sparse"])
+    if "gaps" in results:
+        print_gaps(f"gap code, {title}", results["gaps"])
 
 
 def print_results(title: str, results: dict[str, Any]) -> None:
@@ -208,14 +231,15 @@ def main() -> None:
     num_checked = check(kernels, gradient[:CHECKED_NUMEL].clone(), args.seed)
     print(f"{num_checked} kernels of {kernels.name} equal the reference bit for bit")
 
-    results = {"kernels": time_cases(Bench(kernels, gradient, args.seed), args.repeats)}
+    results = time_all(kernels, gradient, args.repeats, args.seed)
     size = f"{args.numel:,} elements, {args.dtype}, {args.threads} thread{'s' * (args.threads > 1)}"
-    print_results(f"{kernels.name}: {size}, {args.repeats} repeats", results["kernels"])
+    print_all(f"{kernels.name}: {size}, {args.repeats} repeats", results)
     if args.reference_repeats and kernels.name != reference.name:
         small = gradient[: args.reference_numel].clone()
-        results["reference"] = time_cases(Bench(cast(Kernels, reference), small, args.seed), args.reference_repeats)
+        found = time_all(cast(Kernels, reference), small, args.reference_repeats, args.seed)
         title = f"reference: {small.numel():,} elements, {args.reference_repeats} repeats, unit: a copy of that size"
-        print_results(title, results["reference"])
+        print_all(title, found)
+        results |= {f"reference_{name}" if name != "kernels" else "reference": found[name] for name in found}
     measure.write_json(args.json, {"provenance": measure.provenance(args), "num_checked": num_checked, **results})
 
 

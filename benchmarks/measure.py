@@ -15,6 +15,7 @@ import statistics
 import subprocess
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
@@ -24,6 +25,7 @@ import torch
 from rich import box
 from rich.console import Console
 from rich.table import Table
+from torch import Tensor
 
 import terngrad
 
@@ -66,11 +68,29 @@ def quietness() -> dict[str, float]:
     }
 
 
-def interleave(candidates: Mapping[str, Callable[[], object]], repeats: int) -> dict[str, list[float]]:
-    """Seconds of every candidate in every repeat; each repeat times all of them once. One more repeat warms up."""
+@dataclass(frozen=True)
+class Case:
+    """Something to time, what it wrote, and what puts things back before each run, untimed."""
+
+    run: Callable[[], object]
+    outputs: Callable[[], list[Tensor]]
+    prepare: Callable[[], object] = lambda: None
+
+
+def interleave(
+    candidates: Mapping[str, Callable[[], object]],
+    repeats: int,
+    prepare: Mapping[str, Callable[[], object]] | None = None,
+) -> dict[str, list[float]]:
+    """Seconds of every candidate in every repeat; each repeat times all of them once. One more repeat warms up.
+
+    What `prepare` has for a candidate is called before each of its runs, and not timed.
+    """
     times: dict[str, list[float]] = {name: [] for name in candidates}
     for repeat in range(-1, repeats):
         for name, run in candidates.items():
+            if prepare is not None and name in prepare:
+                prepare[name]()
             start = time.perf_counter()
             run()
             if repeat >= 0:

@@ -1,38 +1,14 @@
 // Python's view of the native core. Tensors arrive as addresses and element counts, tables as numpy arrays; the GIL is
 // released while a kernel runs.
-#include <nanobind/nanobind.h>
-#include <nanobind/ndarray.h>
-#include <nanobind/stl/string.h>
-#include <nanobind/stl/vector.h>
-
-#include <stdexcept>
-#include <string>
-
-#include "driver.h"
+#include "bind.h"
 
 namespace nb = nanobind;
 using namespace terngrad;
 
 namespace {
 
-template <class T, class Shape>
-using Array = nb::ndarray<T, nb::numpy, Shape, nb::c_contig, nb::device::cpu>;
 using Table = Array<const int64_t, nb::shape<-1, 6>>;
-using Spans = Array<const int64_t, nb::shape<-1, 2>>;
 using Keys = Array<const uint32_t, nb::shape<-1, 2>>;
-using Floats = Array<const float, nb::ndim<1>>;
-using Unlocked = nb::call_guard<nb::gil_scoped_release>;
-
-const Kernels& kernels_named(const std::string& name) {
-  for (const Kernels* kernels : available_kernels())
-    if (name == kernels->name) return *kernels;
-  throw std::invalid_argument("no native kernels named '" + name + "' on this machine");
-}
-
-Buffer buffer(uintptr_t address, int64_t numel, int element) {
-  if (element < 0 || element > 2) throw std::invalid_argument("element type " + std::to_string(element) + ": need 0..2");
-  return {reinterpret_cast<void*>(address), numel, Element(element)};
-}
 
 Code code_of(int code) {
   if (code < 0 || code > 1) throw std::invalid_argument("code " + std::to_string(code) + ": need 0 or 1");
@@ -43,19 +19,11 @@ Runs runs(const Table& table, int64_t block) {
   return {reinterpret_cast<const Run*>(table.data()), table.shape(0), block};
 }
 
-Scales scales(const Floats& values) { return {values.data(), int64_t(values.shape(0))}; }
-
 Payloads payloads(const std::vector<uintptr_t>& addresses, int64_t num_bytes) {
   if (addresses.empty()) throw std::invalid_argument("no payloads: need at least one");
   Payloads result{{}, num_bytes};
   for (uintptr_t address : addresses) result.data.push_back(reinterpret_cast<const uint8_t*>(address));
   return result;
-}
-
-void require_length(const char* what, size_t got, size_t need) {
-  if (got < need)
-    throw std::invalid_argument(std::string(what) + " has room for " + std::to_string(got) + ", need " +
-                                std::to_string(need));
 }
 
 }  // namespace
@@ -132,4 +100,5 @@ NB_MODULE(_native, m) {
                      squared_error.data(), threads);
       },
       Unlocked());
+  bind_sparse(m);
 }

@@ -2,39 +2,22 @@
 
 #include <algorithm>
 #include <atomic>
-#include <cstring>
 #include <limits>
 #include <numeric>
 #include <stdexcept>
 #include <string>
-#include <thread>
+
+#include "bounds.h"
+#include "chunks.h"
 
 namespace terngrad {
 namespace {
 
 constexpr int64_t kLanesPerRow = 8;
 
-size_t element_bytes(Element element) { return element == Element::kFloat32 ? 4 : 2; }
 int rows_of(Code code) { return code == Code::kTwoBit ? 16 : 20; }
-int64_t ceil_div(int64_t a, int64_t b) { return a / b + (a % b > 0); }  // a >= 0, however large
 
 int64_t packed_bytes(int64_t length, int rows) { return ceil_div(length, rows * kLanesPerRow) * kGroupBytes; }
-
-char* at(const Buffer& buffer, int64_t index) {
-  return static_cast<char*>(buffer.data) + size_t(index) * element_bytes(buffer.element);
-}
-
-void require(bool ok, const char* what, size_t row, int64_t got, int64_t limit) {
-  if (!ok)
-    throw std::invalid_argument("row " + std::to_string(row) + " of the run table: " + what + " " +
-                                std::to_string(got) + " is outside 0.." + std::to_string(limit));
-}
-
-void require_within(const char* what, size_t row, int64_t first, int64_t count, int64_t limit) {
-  int64_t end;
-  if (__builtin_add_overflow(first, count, &end)) end = first;
-  require(first >= 0 && count >= 0 && count <= limit && first <= limit - count, what, row, end, limit);
-}
 
 struct Limits {
   int64_t numel = std::numeric_limits<int64_t>::max();
@@ -81,14 +64,6 @@ Run part_of(const Run& run, int64_t skip, int64_t length, int code_rows, int lev
   return part;
 }
 
-template <class Body>
-void on_threads(int threads, Body&& body) {
-  std::vector<std::thread> others;
-  for (int t = 1; t < threads; ++t) others.emplace_back([&body, t] { body(t); });
-  body(0);
-  for (std::thread& other : others) other.join();
-}
-
 // Calls body(row index, part) over all runs, cut into about equal shares for the threads at whole groups.
 template <class Body>
 void for_parts(const Runs& runs, int code_rows, int level_rows, int threads, Body&& body) {
@@ -111,39 +86,6 @@ void for_parts(const Runs& runs, int code_rows, int level_rows, int threads, Bod
       if (first < last) body(i, part_of(run, first, last - first, code_rows, level_rows));
     }
   });
-}
-
-// Sums adjacent pairs until one is left; the same tree whatever the number of threads.
-double pairwise_sum(double* values, size_t count) {
-  for (; count > 1; count = (count + 1) / 2) {
-    for (size_t i = 0; i < count / 2; ++i) values[i] = values[2 * i] + values[2 * i + 1];
-    if (count % 2) values[count / 2] = values[count - 1];
-  }
-  return count ? values[0] : 0.0;
-}
-
-// Cuts spans into chunks and calls body(span, first element in the span, elements, chunk number).
-template <class Body>
-void for_chunks(const std::vector<int64_t>& lengths, int threads, Body&& body) {
-  std::vector<int64_t> first_chunk(lengths.size() + 1, 0);
-  for (size_t i = 0; i < lengths.size(); ++i) first_chunk[i + 1] = first_chunk[i] + ceil_div(lengths[i], kChunk);
-  const int64_t total = first_chunk.back();
-  threads = int(std::max<int64_t>(1, std::min<int64_t>(threads, total / 16)));
-  on_threads(threads, [&](int thread) {
-    const int64_t from = total * thread / threads, to = total * (thread + 1) / threads;
-    size_t span = size_t(std::upper_bound(first_chunk.begin(), first_chunk.end(), from) - first_chunk.begin()) - 1;
-    for (int64_t chunk = from; chunk < to; ++chunk) {
-      while (chunk >= first_chunk[span + 1]) ++span;
-      const int64_t first = (chunk - first_chunk[span]) * kChunk;
-      body(span, first, std::min(kChunk, lengths[span] - first), chunk);
-    }
-  });
-}
-
-int64_t num_chunks(const std::vector<int64_t>& lengths) {
-  int64_t total = 0;
-  for (int64_t length : lengths) total += ceil_div(length, kChunk);
-  return total;
 }
 
 std::vector<const uint8_t*> at_offset(const Payloads& payloads, int64_t offset) {
@@ -188,34 +130,13 @@ std::vector<const Kernels*> available_kernels() {
 
 void statistics(const Kernels& kernels, Buffer buffer, const Span* spans, size_t count, float* largest, double* sum,
                 double* squares, int threads) {
-  std::vector<int64_t> lengths(count);
-  for (size_t i = 0; i < count; ++i) {
-    require_within("elements up to", i, spans[i].source, spans[i].length, buffer.numel);
-    lengths[i] = spans[i].length;
-  }
-  const size_t chunks = size_t(num_chunks(lengths));
-  std::vector<double> sums(chunks), squared(chunks);
-  std::vector<int32_t> bits(chunks);
-  for_chunks(lengths, threads, [&](size_t span, int64_t first, int64_t length, int64_t chunk) {
-    const Statistics found = kernels.chunk_statistics(buffer.element, at(buffer, spans[span].source + first), length);
-    bits[size_t(chunk)] = found.largest_bits;
-    sums[size_t(chunk)] = found.sum;
-    squared[size_t(chunk)] = found.sum_of_squares;
+  const std::vector<int64_t> lengths = checked_lengths(buffer, spans, count);
+  std::vector<Statistics> found(num_chunks(lengths));
+  for_chunks(lengths, threads, [&](const Chunk& chunk) {
+    const void* source = at(buffer, spans[chunk.span].source + chunk.first);
+    found[chunk.number] = kernels.chunk_statistics(buffer.element, source, chunk.length);
   });
-  size_t chunk = 0;
-  for (size_t i = 0; i < count; ++i) {
-    const size_t mine = size_t(ceil_div(lengths[i], kChunk));
-    int32_t all = 0;
-    for (size_t j = 0; j < mine; ++j) all = std::max(all, bits[chunk + j]);
-    std::memcpy(&largest[i], &all, 4);
-    sum[i] = pairwise_sum(sums.data() + chunk, mine);
-    squares[i] = pairwise_sum(squared.data() + chunk, mine);
-    if (all >= 0x7f800000) {
-      largest[i] = std::numeric_limits<float>::quiet_NaN();
-      sum[i] = squares[i] = std::numeric_limits<double>::quiet_NaN();
-    }
-    chunk += mine;
-  }
+  combine(found, lengths, {largest, sum, squares});
 }
 
 void ternarize(const Kernels& kernels, Buffer buffer, Code code, Runs runs, const Key* keys, Scales limit, Scales step,
@@ -295,23 +216,20 @@ bool error(const Kernels& kernels, Buffer buffer, Code code, Runs runs, const ui
   check(runs, {buffer.numel, num_bytes, 0, scales.count, rows, 0});
   std::vector<int64_t> lengths(runs.count);
   for (size_t i = 0; i < runs.count; ++i) lengths[i] = runs.rows[i].length;
-  const size_t chunks = size_t(num_chunks(lengths));
+  const size_t chunks = num_chunks(lengths);
   std::vector<double> errors(chunks);
   std::vector<int64_t> counts(chunks);
   std::atomic<bool> good{true};
-  for_chunks(lengths, threads, [&](size_t i, int64_t first, int64_t length, int64_t chunk) {
-    const Run part = part_of(runs.rows[i], first, length, rows, 0);
-    if (!kernels.chunk_error(buffer.element, code, at(buffer, part.source), packed + part.packed, length,
-                             blocks_of(runs, part), scales.values, &counts[size_t(chunk)], &errors[size_t(chunk)]))
+  for_chunks(lengths, threads, [&](const Chunk& chunk) {
+    const Run part = part_of(runs.rows[chunk.span], chunk.first, chunk.length, rows, 0);
+    if (!kernels.chunk_error(buffer.element, code, at(buffer, part.source), packed + part.packed, part.length,
+                             blocks_of(runs, part), scales.values, &counts[chunk.number], &errors[chunk.number]))
       good = false;
   });
-  size_t chunk = 0;
-  for (size_t i = 0; i < runs.count; ++i) {
-    const size_t mine = size_t(ceil_div(lengths[i], kChunk));
-    nonzero[i] = std::accumulate(counts.begin() + int64_t(chunk), counts.begin() + int64_t(chunk + mine), int64_t(0));
-    squared_error[i] = pairwise_sum(errors.data() + chunk, mine);
-    chunk += mine;
-  }
+  for_spans(lengths, [&](size_t i, size_t from, size_t to) {
+    nonzero[i] = std::accumulate(counts.begin() + int64_t(from), counts.begin() + int64_t(to), int64_t(0));
+    squared_error[i] = pairwise_sum(errors.data() + from, to - from);
+  });
   return good;
 }
 

@@ -3,9 +3,11 @@
 
 #include <type_traits>
 
+#include "accumulate.h"
 #include "error.h"
 #include "levels.h"
 #include "mean.h"
+#include "select.h"
 #include "statistics.h"
 #include "ternarize.h"
 
@@ -13,6 +15,7 @@
 #define TG_TEXT(x) TG_TEXT_(x)
 
 namespace terngrad {
-extern const Kernels TG_ISA = {TG_TEXT(TG_ISA), chunk_statistics, ternarize,  mean_shared,
-                               mean_own,        sum_levels,       mean_levels, chunk_error};
+extern const Kernels TG_ISA = {TG_TEXT(TG_ISA), chunk_statistics, ternarize,        mean_shared,
+                               mean_own,        sum_levels,       mean_levels,      chunk_error,
+                               chunk_accumulate, chunk_count,     chunk_select};
 }

@@ -13,6 +13,7 @@ enum class Code : int { kTwoBit = 0, kBase3 = 1 };
 constexpr int64_t kChunk = 3840;    // elements whose sums are kept in single precision; whole groups of every code
 constexpr int64_t kGroupBytes = 32;
 constexpr int kMaxRows = 20;        // rows of a group, over all codes
+constexpr int64_t kTile = 64;       // elements of a segment whose largest |v| is kept; a chunk is 60 of them
 
 // Digits 0 .. base-1, `rows` of them to a word, with what a division by `base` needs.
 struct Radix {
@@ -34,6 +35,24 @@ struct Blocks {
 struct Draws {
   uint32_t key0, key1;
   uint64_t offset;  // of the run's first element in its parameter
+};
+
+// What becomes of velocity u and residual v when the gradient g arrives:
+//   plain      v + g;  there is no u
+//   momentum   u <- m u + g;    v <- v + u
+//   nesterov   u <- m (u + g);  v <- v + (u + g)
+enum class Rule : int { kPlain = 0, kMomentum = 1, kNesterov = 2 };
+
+struct Accumulation {
+  Rule rule;
+  bool clear;              // set the gradient to zero once it has been read
+  float factor, momentum;  // `factor` multiplies the gradient
+};
+
+// Where the entries of a chunk go; `velocities` is null if there are none. Room for every element of the chunk.
+struct Picks {
+  uint32_t* indices;
+  float *values, *velocities;
 };
 
 struct Kernels {
@@ -58,6 +77,15 @@ struct Kernels {
   // Of at most kChunk elements: how many codes are non-zero, and the sum of (scale * code - g)^2.
   bool (*chunk_error)(Element, Code, const void* source, const uint8_t* packed, int64_t length, Blocks,
                       const float* scale, int64_t* nonzero, double* squared_error);
+  // Of at most kChunk elements: updates `residual` and `velocity` with the gradient, except where factor * gradient is
+  // not finite, which clears `finite`; writes the largest |v| of every tile; returns the statistics of v.
+  Statistics (*chunk_accumulate)(Element, const Accumulation&, void* gradient, float* velocity, float* residual,
+                                 float* maxima, int64_t length, bool* finite);
+  // How many elements of a chunk are above the threshold.
+  int64_t (*chunk_count)(const float* residual, const float* maxima, int64_t length, float threshold);
+  // Takes the elements of a chunk that are above the threshold, numbered from `first`; returns how many.
+  int64_t (*chunk_select)(float* residual, float* velocity, const float* maxima, int64_t length, float threshold,
+                          float factor, uint32_t first, Picks);
 };
 
 namespace terngrad {

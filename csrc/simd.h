@@ -83,6 +83,12 @@ TG_INLINE uint16_t float_to_half(float f) {
   return sign | uint16_t(bits >> 13);
 }
 
+TG_INLINE uint16_t float_to_bfloat16(float f) {
+  uint32_t bits;
+  std::memcpy(&bits, &f, 4);
+  return f != f ? uint16_t(0x7fc0u) : uint16_t((bits + 0x7fffu + ((bits >> 16) & 1u)) >> 16);
+}
+
 TG_INLINE VF load_row(const float* p) { return load_vector<VF>(p); }
 
 TG_INLINE VF load_row(const BFloat16* p) {
@@ -123,6 +129,10 @@ TG_INLINE void store_row(Half* p, VF v) {
 #endif
 }
 
+TG_INLINE void store_value(float* p, float f) { *p = f; }
+TG_INLINE void store_value(Half* p, float f) { p->bits = float_to_half(f); }
+TG_INLINE void store_value(BFloat16* p, float f) { p->bits = float_to_bfloat16(f); }
+
 TG_INLINE VF to_float(VI v) { return __builtin_convertvector(v, VF); }
 
 TG_INLINE VF magnitude(VF v) { return (VF)((VU)v & 0x7fffffffu); }
@@ -150,6 +160,32 @@ TG_INLINE VI negated_sign(VI mask, VF value) {
 #else
   return mask & -(((VI)value >> 31) | 1);
 #endif
+}
+
+// a where `mask` is all ones, b where it is zero.
+TG_INLINE VF blend(VI mask, VF a, VF b) {
+#if defined(__AVX2__)
+  return (VF)_mm256_blendv_ps((__m256)b, (__m256)a, (__m256)mask);
+#else
+  return (VF)((mask & (VI)a) | (~mask & (VI)b));
+#endif
+}
+
+// Bit i is lane i of a mask of all ones or zeros.
+TG_INLINE uint64_t lane_bits(VI mask) {
+#if defined(__AVX2__)
+  return uint64_t(uint32_t(_mm256_movemask_ps((__m256)mask)));
+#else
+  uint64_t bits = 0;
+  for (int i = 0; i < kLanes; ++i) bits |= uint64_t(mask[i] & 1) << i;
+  return bits;
+#endif
+}
+
+TG_INLINE int32_t largest_lane(VI v) {
+  int32_t largest = v[0];
+  for (int i = 1; i < kLanes; ++i) largest = v[i] > largest ? v[i] : largest;
+  return largest;
 }
 
 TG_INLINE bool any(VU v) {

@@ -44,10 +44,7 @@ TG_INLINE Statistics chunk_statistics_of(const T* source, int64_t length) {
     sums.add(load_row(tail), 0);
     sums.add(load_row(tail + kLanes), 1);
   }
-  int32_t largest = 0;
-  for (int lane = 0; lane < kLanes; ++lane)
-    if (sums.largest[lane] > largest) largest = sums.largest[lane];
-  return {largest, sum_lanes(sums.sum[0], sums.sum[1]), sum_lanes(sums.squares[0], sums.squares[1])};
+  return {largest_lane(sums.largest), sum_lanes(sums.sum[0], sums.sum[1]), sum_lanes(sums.squares[0], sums.squares[1])};
 }
 
 Statistics chunk_statistics(Element element, const void* source, int64_t length) {

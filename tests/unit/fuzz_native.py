@@ -1,4 +1,4 @@
-"""Random bytes and random, often wrong, run tables for every native kernel.
+"""Random bytes and random, often wrong, run tables for every native kernel; fuzz_sparse.py has the sparse ones.
 
     python fuzz_native.py <_native.so> <examples>     prints how many calls each kernel accepted and refused
     python fuzz_native.py <_native.so> over-read      reads past a buffer, which a sanitizer must stop
@@ -22,6 +22,7 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+from fuzz_sparse import SparseFuzzer, sparse_cases
 from hypothesis import HealthCheck, given, seed, settings
 from hypothesis import strategies as st
 
@@ -220,6 +221,7 @@ class Fuzzer:
 
 def fuzz(native: Any, num_examples: int) -> Counter[str]:
     fuzzer = Fuzzer(native)
+    sparse = SparseFuzzer(fuzzer.call)
     isas: list[str] = native.available()
     checks = list(HealthCheck)
     limits = settings(max_examples=num_examples, deadline=None, database=None, suppress_health_check=checks)
@@ -227,8 +229,11 @@ def fuzz(native: Any, num_examples: int) -> Counter[str]:
         fuzzer.statistics, fuzzer.ternarize, fuzzer.means, fuzzer.sum_levels, fuzzer.mean_levels, fuzzer.error,
     ):  # fmt: skip
         seed(0)(limits(given(cases(isas))(kernel)))()
+    for kernel in (sparse.accumulate, sparse.select, sparse.put_back, sparse.sums, sparse.gaps):
+        seed(0)(limits(given(sparse_cases(isas))(kernel)))()
     for isa in isas:
         fuzzer.other_arguments(isa)
+        sparse.other_arguments(isa)
     return fuzzer.tally
 
 

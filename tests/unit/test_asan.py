@@ -15,7 +15,10 @@ import pytest
 ROOT = Path(__file__).parents[2]
 BUILD = ROOT / "build" / "asan"
 FUZZ = Path(__file__).with_name("fuzz_native.py")
-KERNELS = ["statistics", "ternarize", "mean_shared", "mean_own", "sum_levels", "mean_levels", "error"]
+KERNELS = [
+    "statistics", "ternarize", "mean_shared", "mean_own", "sum_levels", "mean_levels", "error",
+    "accumulate", "count_above", "select", "restore", "add_back", "scatter_mean", "merge", "gaps_encode", "gaps_decode",
+]  # fmt: skip
 
 pytestmark = pytest.mark.asan
 

@@ -70,7 +70,9 @@ def test_bench_kernels_writes_a_ratio_to_the_copy_for_every_kernel(tmp_path: Pat
     wanted = {"statistics", "encode two-bit", "encode base3", "average 2 two-bit", "average 2 base3", "error base3"}
     wanted |= {f"{what} levels {count}" for what in ("sum", "average") for count in (2, 4)} | {"cast to fp16"}
     assert wanted <= result["kernels"].keys()
-    for name, found in result["kernels"].items():
+    wanted = {"accumulate + select, clear", "sam: accumulate + select, clear", "scatter mean 4"}
+    assert wanted <= result["sparse"].keys()
+    for name, found in [*result["kernels"].items(), *result["sparse"].items()]:
         assert found["ms"]["low"] <= found["ms"]["median"] <= found["ms"]["high"]
         assert found["ratio"]["pairs"] == 2
         assert name in table

@@ -11,6 +11,7 @@ import sys
 import types
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor
@@ -249,6 +250,16 @@ def test_worked_example_of_a_sums_message_holds(each_backend: str) -> None:
     target = torch.zeros(codes[1].frame.sum_nbytes, dtype=torch.uint8)
     codes[1].sum_shard(received, target)
     assert target.tolist() == example_bytes("sums")
+
+
+def test_worked_example_of_gap_coded_indices_holds(each_backend: str) -> None:
+    rows = re.findall(r"^\| (\d+) \| (\d+) \| \d+ \| \d+ \| \d+ \| ([` 01]+) \|$", WIRE, re.MULTILINE)
+    positions = np.array([int(position) for position, _, _ in rows])
+    assert (np.diff(positions, prepend=-1) - 1).tolist() == [int(gap) for _, gap, _ in rows]
+    bits = "".join(re.sub("[` ]", "", code) for _, _, code in rows)
+    stream = example_bytes("gaps")
+    assert int(bits[::-1], 2) == int.from_bytes(bytes(stream), "little")
+    assert kernels_for(CPU).gaps_encode(positions, 64).tolist() == stream
 
 
 def test_the_table_of_levels_holds() -> None:

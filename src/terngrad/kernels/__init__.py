@@ -13,12 +13,23 @@ from torch import Tensor
 
 from terngrad.errors import ConfigurationError
 from terngrad.kernels import reference
-from terngrad.kernels.layout import Code, Int64Array, Run, Runs, Uint32Array, draw_keys, level_rows, packed_bytes
-from terngrad.kernels.reference import Statistics
+from terngrad.kernels.layout import (
+    ByteArray,
+    Code,
+    Int64Array,
+    Run,
+    Runs,
+    Uint32Array,
+    draw_keys,
+    level_rows,
+    num_tiles,
+    packed_bytes,
+)
+from terngrad.kernels.reference import Accumulated, Entries, Statistics
 
 __all__ = [
-    "Code", "Kernels", "Run", "Runs", "Statistics", "backend", "backends", "draw_keys", "kernels_for", "level_rows",
-    "packed_bytes", "set_backend",
+    "Accumulated", "Code", "Entries", "Kernels", "Run", "Runs", "Statistics", "backend", "backends", "draw_keys",
+    "kernels_for", "level_rows", "num_tiles", "packed_bytes", "set_backend",
 ]  # fmt: skip
 
 
@@ -40,6 +51,38 @@ class Kernels(Protocol):
     def error(
         self, buffer: Tensor, runs: Runs, packed: Tensor, scale: Tensor, code: Code
     ) -> tuple[Tensor, Tensor, bool]: ...
+
+    # Sparse gradients
+    def accumulate(
+        self,
+        buffer: Tensor,
+        spans: Int64Array,
+        velocities: Sequence[Tensor] | None,
+        residuals: Sequence[Tensor],
+        factors: Tensor,
+        maxima: Tensor,
+        *,
+        momentum: float = 0.0,
+        nesterov: bool = False,
+        clear: bool = False,
+    ) -> Accumulated: ...
+    def count_above(self, residuals: Sequence[Tensor], maxima: Tensor, thresholds: Tensor) -> Int64Array: ...
+    def select(
+        self,
+        residuals: Sequence[Tensor],
+        velocities: Sequence[Tensor] | None,
+        maxima: Tensor,
+        thresholds: Tensor,
+        factor: float = 0.0,
+    ) -> tuple[Entries, Tensor | None]: ...
+    def restore(
+        self, residuals: Sequence[Tensor], velocities: Sequence[Tensor] | None, entries: Entries, saved: Tensor | None
+    ) -> None: ...
+    def add_back(self, residuals: Sequence[Tensor], entries: Entries) -> None: ...
+    def scatter_mean(self, buffer: Tensor, spans: Int64Array, payloads: Sequence[Entries], num_ranks: int) -> bool: ...
+    def merge(self, lengths: Int64Array, payloads: Sequence[Entries]) -> Entries | None: ...
+    def gaps_encode(self, positions: Int64Array, limit: int) -> ByteArray: ...
+    def gaps_decode(self, stream: ByteArray, count: int, limit: int) -> Int64Array | None: ...
 
 
 _REFERENCE = cast(Kernels, reference)

@@ -92,3 +92,72 @@ def error(
     squared_error: NDArray[np.float64],
     threads: int,
 ) -> bool: ...
+def accumulate(
+    isa: str,
+    data: int,
+    numel: int,
+    element: int,
+    spans: NDArray[np.int64],
+    velocities: NDArray[np.int64],
+    residuals: NDArray[np.int64],
+    factors: NDArray[np.float32],
+    momentum: float,
+    nesterov: bool,
+    clear: bool,
+    maxima: NDArray[np.float32],
+    largest: NDArray[np.float32],
+    total: NDArray[np.float64],
+    squares: NDArray[np.float64],
+    finite: NDArray[np.bool_],
+    threads: int,
+) -> None: ...
+def count_above(
+    isa: str,
+    residuals: NDArray[np.int64],
+    maxima: NDArray[np.float32],
+    thresholds: NDArray[np.float32],
+    threads: int,
+) -> NDArray[np.int64]: ...
+def select(
+    isa: str,
+    residuals: NDArray[np.int64],
+    velocities: NDArray[np.int64],
+    maxima: NDArray[np.float32],
+    thresholds: NDArray[np.float32],
+    factor: float,
+    threads: int,
+) -> tuple[NDArray[np.int64], NDArray[np.uint32], NDArray[np.float32], NDArray[np.float32]]: ...
+def restore(
+    residuals: NDArray[np.int64],
+    velocities: NDArray[np.int64],
+    counts: NDArray[np.int64],
+    indices: NDArray[np.uint32],
+    values: NDArray[np.float32],
+    saved: NDArray[np.float32],
+) -> None: ...
+def add_back(
+    residuals: NDArray[np.int64],
+    counts: NDArray[np.int64],
+    indices: NDArray[np.uint32],
+    values: NDArray[np.float32],
+) -> None: ...
+def scatter_mean(
+    data: int,
+    numel: int,
+    element: int,
+    spans: NDArray[np.int64],
+    counts: list[NDArray[np.int64]],
+    indices: list[NDArray[np.uint32]],
+    values: list[NDArray[np.float32]],
+    num_ranks: int,
+    threads: int,
+) -> bool: ...
+def merge(
+    lengths: NDArray[np.int64],
+    counts: list[NDArray[np.int64]],
+    indices: list[NDArray[np.uint32]],
+    values: list[NDArray[np.float32]],
+    threads: int,
+) -> tuple[NDArray[np.int64], NDArray[np.uint32], NDArray[np.float32]] | None: ...
+def gaps_encode(positions: NDArray[np.int64], limit: int) -> NDArray[np.uint8]: ...
+def gaps_decode(stream: NDArray[np.uint8], count: int, limit: int) -> NDArray[np.int64] | None: ...

@@ -15,9 +15,16 @@ import numpy.typing as npt
 LANES = 8  # elements of a row
 GROUP_BYTES = 32  # eight 32-bit words
 CHUNK = 3840  # elements whose sums are kept in single precision
+TILE = 64  # elements of a segment whose largest |v| is kept
 
 Int64Array = npt.NDArray[np.int64]
 Uint32Array = npt.NDArray[np.uint32]
+ByteArray = npt.NDArray[np.uint8]
+
+
+def num_tiles(lengths: Int64Array) -> int:
+    """Tiles of segments of these lengths, each segment beginning a new one."""
+    return int((-(-lengths // TILE)).sum())
 
 
 class Code(IntEnum):

@@ -1,5 +1,17 @@
 """Every kernel in plain torch, on any device: the definition that the native kernels equal bit for bit."""
 
+from terngrad.kernels.reference.gaps import gaps_decode, gaps_encode
+from terngrad.kernels.reference.sparse import (
+    Accumulated,
+    Entries,
+    accumulate,
+    add_back,
+    count_above,
+    merge,
+    restore,
+    scatter_mean,
+    select,
+)
 from terngrad.kernels.reference.statistics import Statistics, statistics
 from terngrad.kernels.reference.ternary import (
     draws,
@@ -14,6 +26,7 @@ from terngrad.kernels.reference.ternary import (
 name = "reference"
 
 __all__ = [
-    "Statistics", "draws", "error", "mean_levels", "mean_own", "mean_shared", "name", "statistics", "sum_levels",
-    "ternarize",
+    "Accumulated", "Entries", "Statistics", "accumulate", "add_back", "count_above", "draws", "error", "gaps_decode",
+    "gaps_encode", "mean_levels", "mean_own", "mean_shared", "merge", "name", "restore", "scatter_mean", "select",
+    "statistics", "sum_levels", "ternarize",
 ]  # fmt: skip
