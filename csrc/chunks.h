@@ -44,9 +44,10 @@ inline size_t num_chunks(const std::vector<int64_t>& lengths, int64_t size = kCh
   return total;
 }
 
-// How many threads for_chunks() takes of those it is offered.
+// How many threads for_chunks() takes of those it is offered: each is worth its start for 16 chunks of kChunk.
 inline int threads_for(const std::vector<int64_t>& lengths, int threads, int64_t size = kChunk) {
-  return int(std::max<int64_t>(1, std::min<int64_t>(threads, int64_t(num_chunks(lengths, size)) / 16)));
+  const int64_t worth = int64_t(num_chunks(lengths, size)) * size / (16 * kChunk);
+  return int(std::max<int64_t>(1, std::min<int64_t>(threads, worth)));
 }
 
 // Calls body(chunk) for every chunk. A thread gets consecutive chunks, in order, and a later thread later ones.

@@ -11,9 +11,9 @@
 namespace {
 
 constexpr int kMeanShift = 5;       // the mean moves by 1/32 of each new gap
-constexpr int kMaxLowBits = 32;     // with the quotient and its end, at most 56 bits
-constexpr uint64_t kEscape = 24;    // quotients from here on are not written in unary
-constexpr size_t kMaxGapBytes = 9;  // escape and 48 bits
+constexpr int kMaxLowBits = 32;     // with the quotient and its end, less than the 56 bits that go at once
+constexpr uint64_t kEscape = 16;    // quotients from here on are not written in unary
+constexpr size_t kMaxGapBytes = 8;  // escape and 48 bits
 constexpr int64_t kMaxPositions = int64_t(1) << 48;
 
 inline int bit_length(uint64_t x) { return x ? 64 - __builtin_clzll(x) : 0; }
@@ -21,16 +21,16 @@ inline uint64_t low_bits(uint64_t x, int count) { return x & ((uint64_t(1) << co
 
 // What both sides know of the gaps so far; at first, what follows from `count` of `limit` positions.
 struct GapModel {
-  uint64_t scaled_mean;  // times 2^kMeanShift
+  uint64_t scaled_mean;  // settles at 2^kMeanShift times mean plus one half, because the shift in update() rounds down
   int raw_bits;          // of the largest gap there can be
 
   GapModel(uint64_t limit, uint64_t count)
       : scaled_mean(((limit - count) << kMeanShift) / count), raw_bits(bit_length(limit - count)) {}
 
-  // The smallest k with 2^k above half the mean plus a quarter: within a few per cent of where k and k + 1 cost the
-  // same for geometric gaps (0.481 times mean plus one half).
+  // The smallest k with 2^k above half of mean plus one half; for geometric gaps k and k + 1 cost the same at 0.481 of
+  // it, and next to that point nearly so.
   int low() const {
-    const int k = bit_length((scaled_mean + (1u << (kMeanShift - 1))) >> (kMeanShift + 1));
+    const int k = bit_length(scaled_mean >> (kMeanShift + 1));
     return k < kMaxLowBits ? k : kMaxLowBits;
   }
 

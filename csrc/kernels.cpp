@@ -17,5 +17,5 @@
 namespace terngrad {
 extern const Kernels TG_ISA = {TG_TEXT(TG_ISA), chunk_statistics, ternarize,        mean_shared,
                                mean_own,        sum_levels,       mean_levels,      chunk_error,
-                               chunk_accumulate, chunk_count,     chunk_select};
+                               chunk_accumulate, count_above,     select_above};
 }

@@ -14,6 +14,7 @@ constexpr int64_t kChunk = 3840;    // elements whose sums are kept in single pr
 constexpr int64_t kGroupBytes = 32;
 constexpr int kMaxRows = 20;        // rows of a group, over all codes
 constexpr int64_t kTile = 64;       // elements of a segment whose largest |v| is kept; a chunk is 60 of them
+constexpr int64_t kSearch = 8 * kChunk;  // elements that are searched for large ones at once
 
 // Digits 0 .. base-1, `rows` of them to a word, with what a division by `base` needs.
 struct Radix {
@@ -49,7 +50,7 @@ struct Accumulation {
   float factor, momentum;  // `factor` multiplies the gradient
 };
 
-// Where the entries of a chunk go; `velocities` is null if there are none. Room for every element of the chunk.
+// Where entries go; `velocities` is null if there are none. There is room for every element that is searched.
 struct Picks {
   uint32_t* indices;
   float *values, *velocities;
@@ -81,10 +82,10 @@ struct Kernels {
   // not finite, which clears `finite`; writes the largest |v| of every tile; returns the statistics of v.
   Statistics (*chunk_accumulate)(Element, const Accumulation&, void* gradient, float* velocity, float* residual,
                                  float* maxima, int64_t length, bool* finite);
-  // How many elements of a chunk are above the threshold.
-  int64_t (*chunk_count)(const float* residual, const float* maxima, int64_t length, float threshold);
-  // Takes the elements of a chunk that are above the threshold, numbered from `first`; returns how many.
-  int64_t (*chunk_select)(float* residual, float* velocity, const float* maxima, int64_t length, float threshold,
+  // How many of at most kSearch elements are above the threshold.
+  int64_t (*count_above)(const float* residual, const float* maxima, int64_t length, float threshold);
+  // Takes those of at most kSearch elements that are above the threshold, numbered from `first`; returns how many.
+  int64_t (*select_above)(float* residual, float* velocity, const float* maxima, int64_t length, float threshold,
                           float factor, uint32_t first, Picks);
 };
 

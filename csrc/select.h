@@ -15,8 +15,6 @@
 
 namespace {
 
-static_assert(kChunk / kTile <= 64, "the tiles of a chunk are the bits of a word");
-
 // Bit i says whether test(row) holds for value i, of at most 64.
 template <class Test>
 TG_INLINE uint64_t bits_where(const float* values, int64_t count, Test&& test) {
@@ -31,38 +29,61 @@ TG_INLINE uint64_t bits_where(const float* values, int64_t count, Test&& test) {
   return bits;
 }
 
-// Calls body(first element, bits of the elements above the threshold) for the tiles of a chunk that may have any.
-template <class Body>
-TG_INLINE void for_tiles_above(const float* residual, const float* maxima, int64_t length, float threshold,
-                               Body&& body) {
-  const VF limit = splat(threshold);
-  // Not "maximum > threshold": a maximum that is NaN hides the others of its tile.
-  uint64_t tiles = bits_where(maxima, (length + kTile - 1) / kTile, [&](VF maximum) __attribute__((always_inline)) {
-    return ~(VI)(maximum <= limit);
-  });
-  for (uint64_t left = tiles; left; left &= left - 1) {
-    const char* tile = (const char*)(residual + __builtin_ctzll(left) * kTile);
-    for (int line = 0; line < 4; ++line) __builtin_prefetch(tile + 64 * line);
-  }
-  for (; tiles; tiles &= tiles - 1) {
-    const int64_t first = __builtin_ctzll(tiles) * kTile, count = length - first < kTile ? length - first : kTile;
-    body(first, bits_where(residual + first, count, [&](VF v) __attribute__((always_inline)) {
-           return (VI)(magnitude(v) > limit);
-         }));
-  }
-}
+constexpr int kFar = 16, kNear = 8;  // tiles between asking for memory and using it; measured
 
-int64_t chunk_count(const float* residual, const float* maxima, int64_t length, float threshold) {
-  int64_t count = 0;
-  for_tiles_above(residual, maxima, length, threshold,
-                  [&](int64_t, uint64_t above) { count += __builtin_popcountll(above); });
+// The numbers of the tiles that may have elements above the threshold.
+TG_INLINE int find_tiles(const float* maxima, int64_t num_tiles, VF threshold, uint16_t* found) {
+  int count = 0;
+  for (int64_t first = 0; first < num_tiles; first += 64) {
+    // Not "maximum > threshold": a maximum that is NaN hides the others of its tile.
+    uint64_t bits = bits_where(maxima + first, num_tiles - first < 64 ? num_tiles - first : 64,
+                               [&](VF maximum) __attribute__((always_inline)) { return ~(VI)(maximum <= threshold); });
+    for (; bits; bits &= bits - 1) found[count++] = uint16_t(first + __builtin_ctzll(bits));
+  }
   return count;
 }
 
-int64_t chunk_select(float* residual, float* velocity, const float* maxima, int64_t length, float threshold,
+TG_INLINE void prefetch_tile(const float* tile) {
+  for (int line = 0; line < 4; ++line) __builtin_prefetch(tile + 16 * line);
+}
+
+// Calls body(first element of a tile, bits of its elements above the threshold) for every tile that may have any, and
+// soon(the same) some tiles before that. Tiles are too far apart for the processor to fetch them by itself.
+template <class Soon, class Body>
+TG_INLINE void for_tiles_above(const float* residual, const float* maxima, int64_t length, float threshold,
+                               Soon&& soon, Body&& body) {
+  const VF limit = splat(threshold);
+  uint16_t tiles[kSearch / kTile];
+  uint64_t above[kNear];
+  const int count = find_tiles(maxima, (length + kTile - 1) / kTile, limit, tiles);
+  for (int i = 0; i < kFar && i < count; ++i) prefetch_tile(residual + tiles[i] * kTile);
+  for (int i = 0; i < count + kNear; ++i) {
+    if (i >= kNear) body(tiles[i - kNear] * kTile, above[i % kNear]);
+    if (i >= count) continue;
+    if (i + kFar < count) prefetch_tile(residual + tiles[i + kFar] * kTile);
+    const int64_t first = tiles[i] * kTile;
+    above[i % kNear] = bits_where(residual + first, length - first < kTile ? length - first : kTile,
+                                  [&](VF v) __attribute__((always_inline)) { return (VI)(magnitude(v) > limit); });
+    soon(first, above[i % kNear]);
+  }
+}
+
+int64_t count_above(const float* residual, const float* maxima, int64_t length, float threshold) {
+  int64_t count = 0;
+  for_tiles_above(
+      residual, maxima, length, threshold, [](int64_t, uint64_t) {},
+      [&](int64_t, uint64_t above) { count += __builtin_popcountll(above); });
+  return count;
+}
+
+int64_t select_above(float* residual, float* velocity, const float* maxima, int64_t length, float threshold,
                      float factor, uint32_t first, Picks picks) {
   int64_t count = 0;
-  for_tiles_above(residual, maxima, length, threshold, [&](int64_t tile, uint64_t above) {
+  const auto fetch = [&](int64_t tile, uint64_t above) {
+    if (velocity)
+      for (; above; above &= above - 1) __builtin_prefetch(velocity + tile + __builtin_ctzll(above), 1);
+  };
+  const auto take = [&](int64_t tile, uint64_t above) {
     for (; above; above &= above - 1, ++count) {
       const int64_t i = tile + __builtin_ctzll(above);
       const float value = residual[i];
@@ -74,7 +95,8 @@ int64_t chunk_select(float* residual, float* velocity, const float* maxima, int6
         velocity[i] = 0.0f;
       }
     }
-  });
+  };
+  for_tiles_above(residual, maxima, length, threshold, fetch, take);
   return count;
 }
 

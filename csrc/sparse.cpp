@@ -101,21 +101,24 @@ class Window {
  public:
   explicit Window(const std::vector<Sorted>& payloads) : payloads_(payloads), cursors_(payloads.size()) {}
 
-  // Calls emit(index, sum) by increasing index for what the payloads have in a chunk of at most kWindow elements.
-  template <class Emit>
-  void sum(const Chunk& chunk, Emit&& emit) {
+  // Calls emit(index, sum) by increasing index for what the payloads have in a chunk of at most kWindow elements; and
+  // soon(index) for each of these, as often as it occurs, well before.
+  template <class Soon, class Emit>
+  void sum(const Chunk& chunk, Soon&& soon, Emit&& emit) {
     if (chunk.span != segment_ || chunk.first != next_) seek(chunk);
     next_ = chunk.first + chunk.length;
-    bool found = false;
-    for (size_t p = 0; p < payloads_.size(); ++p) found |= add(p, chunk);
-    if (!found) return;
-    for (int64_t word = 0; word < ceil_div(chunk.length, 64); ++word) {
-      for (uint64_t marks = marks_[word]; marks; marks &= marks - 1) {
-        const int64_t at = 64 * word + __builtin_ctzll(marks);
-        emit(chunk.first + at, sums_[at]);
-        sums_[at] = 0.0f;
+    for (size_t p = 0; p < payloads_.size(); ++p) add(p, chunk, soon);
+    for (int64_t part = 0; part < kWords / 64; ++part) {
+      for (uint64_t words = words_[part]; words; words &= words - 1) {
+        const int64_t word = 64 * part + __builtin_ctzll(words);
+        for (uint64_t marks = marks_[word]; marks; marks &= marks - 1) {
+          const int64_t at = 64 * word + __builtin_ctzll(marks);
+          emit(chunk.first + at, sums_[at]);
+          sums_[at] = 0.0f;
+        }
+        marks_[word] = 0;
       }
-      marks_[word] = 0;
+      words_[part] = 0;
     }
   }
 
@@ -130,40 +133,45 @@ class Window {
     }
   }
 
-  bool add(size_t p, const Chunk& chunk) {
+  template <class Soon>
+  void add(size_t p, const Chunk& chunk, Soon&& soon) {
     const Sorted& payload = payloads_[p];
     const uint32_t* indices = payload.entries->indices;
     const float* values = payload.entries->values;
-    const size_t from = cursors_[p], end = payload.first[segment_ + 1];
-    size_t cursor = from;
+    const size_t end = payload.first[segment_ + 1];
+    size_t cursor = cursors_[p];
     for (; cursor < end && indices[cursor] < next_; ++cursor) {
-      const int64_t at = indices[cursor] - chunk.first;
+      soon(indices[cursor]);
+      const int64_t at = indices[cursor] - chunk.first, word = at / 64;
       sums_[at] += values[cursor];
-      marks_[at / 64] |= uint64_t(1) << (at % 64);
+      marks_[word] |= uint64_t(1) << (at % 64);
+      words_[word / 64] |= uint64_t(1) << (word % 64);
     }
     cursors_[p] = cursor;
-    return cursor > from;
   }
+
+  static constexpr int64_t kWords = kWindow / 64;
 
   const std::vector<Sorted>& payloads_;
   std::vector<size_t> cursors_;
   size_t segment_ = size_t(-1);
   int64_t next_ = 0;
   float sums_[kWindow] = {};
-  uint64_t marks_[kWindow / 64] = {};
+  uint64_t marks_[kWords] = {}, words_[kWords / 64] = {};  // where sums are, and where marks are
 };
 
-// Calls emit(chunk, index, sum) for every element that a payload has an entry of.
-template <class Emit>
-void for_union(const std::vector<int64_t>& lengths, const std::vector<Sorted>& payloads, int threads, Emit&& emit) {
+// Calls emit(chunk, index, sum) for every element that a payload has an entry of, and soon(chunk, index) before.
+template <class Soon, class Emit>
+void for_union(const std::vector<int64_t>& lengths, const std::vector<Sorted>& payloads, int threads, Soon&& soon,
+               Emit&& emit) {
   std::vector<std::unique_ptr<Window>> windows;
   for (int t = threads_for(lengths, threads, kWindow); t > 0; --t) windows.emplace_back(new Window(payloads));
-  for_chunks(
-      lengths, threads,
-      [&](const Chunk& chunk) {
-        windows[size_t(chunk.thread)]->sum(chunk, [&](int64_t index, float sum) { emit(chunk, index, sum); });
-      },
-      kWindow);
+  const auto gather = [&](const Chunk& chunk) {
+    windows[size_t(chunk.thread)]->sum(
+        chunk, [&](int64_t index) { soon(chunk, index); },
+        [&](int64_t index, float sum) { emit(chunk, index, sum); });
+  };
+  for_chunks(lengths, threads, gather, kWindow);
 }
 
 // Calls body(state's element, entry number) for every entry; throws before the first if one is outside its segment.
@@ -180,6 +188,24 @@ void for_entries(States states, const Entries& entries, Body&& body) {
   for (size_t i = 0; i < lengths.size(); ++i)
     for (size_t entry = first[i]; entry < first[i + 1]; ++entry)
       body(states.rows[i].data()[entries.indices[entry]], entry);
+}
+
+// One after the other what the threads have found.
+Picked joined(std::vector<Picked>& parts) {
+  Picked all = std::move(parts.front());
+  for (size_t t = 1; t < parts.size(); ++t) {
+    for (size_t i = 0; i < all.counts.size(); ++i) all.counts[i] += parts[t].counts[i];
+    all.indices.append(parts[t].indices);
+    all.values.append(parts[t].values);
+    all.velocities.append(parts[t].velocities);
+  }
+  return all;
+}
+
+std::vector<Picked> parts_for(int threads, size_t num_segments) {
+  std::vector<Picked> parts(static_cast<size_t>(threads));
+  for (Picked& part : parts) part.counts.assign(num_segments, 0);
+  return parts;
 }
 
 }  // namespace
@@ -217,39 +243,15 @@ std::vector<int64_t> count_above(const Kernels& kernels, States residuals, Scale
   const std::vector<int64_t> lengths = lengths_of(residuals), tiles = first_tiles(lengths);
   require_count("maxima", maxima.count, tiles.back());
   require_count("thresholds", thresholds.count, int64_t(lengths.size()));
-  std::vector<int64_t> in_chunk(num_chunks(lengths)), counts(lengths.size(), 0);
-  for_chunks(lengths, threads, [&](const Chunk& chunk) {
-    in_chunk[chunk.number] = kernels.chunk_count(residuals.rows[chunk.span].data() + chunk.first,
-                                                 maxima.values + tiles[chunk.span] + chunk.first / kTile, chunk.length,
-                                                 thresholds.values[chunk.span]);
-  });
-  for_spans(lengths, [&](size_t i, size_t from, size_t to) {
-    for (size_t chunk = from; chunk < to; ++chunk) counts[i] += in_chunk[chunk];
-  });
-  return counts;
+  std::vector<Picked> parts = parts_for(threads_for(lengths, threads, kSearch), lengths.size());
+  const auto count = [&](const Chunk& chunk) {
+    parts[size_t(chunk.thread)].counts[chunk.span] += kernels.count_above(
+        residuals.rows[chunk.span].data() + chunk.first, maxima.values + tiles[chunk.span] + chunk.first / kTile,
+        chunk.length, thresholds.values[chunk.span]);
+  };
+  for_chunks(lengths, threads, count, kSearch);
+  return joined(parts).counts;
 }
-
-namespace {
-
-// One after the other what the threads have found.
-Picked joined(std::vector<Picked>& parts) {
-  Picked all = std::move(parts.front());
-  for (size_t t = 1; t < parts.size(); ++t) {
-    for (size_t i = 0; i < all.counts.size(); ++i) all.counts[i] += parts[t].counts[i];
-    all.indices.append(parts[t].indices);
-    all.values.append(parts[t].values);
-    all.velocities.append(parts[t].velocities);
-  }
-  return all;
-}
-
-std::vector<Picked> parts_for(int threads, size_t num_segments) {
-  std::vector<Picked> parts(static_cast<size_t>(threads));
-  for (Picked& part : parts) part.counts.assign(num_segments, 0);
-  return parts;
-}
-
-}  // namespace
 
 Picked select_entries(const Kernels& kernels, States residuals, States velocities, Scales maxima, Scales thresholds,
                       float factor, int threads) {
@@ -257,21 +259,22 @@ Picked select_entries(const Kernels& kernels, States residuals, States velocitie
   if (velocities.count) require_states("velocities", velocities, lengths);
   require_count("maxima", maxima.count, tiles.back());
   require_count("thresholds", thresholds.count, int64_t(lengths.size()));
-  std::vector<Picked> parts = parts_for(threads_for(lengths, threads), lengths.size());
-  for_chunks(lengths, threads, [&](const Chunk& chunk) {
+  std::vector<Picked> parts = parts_for(threads_for(lengths, threads, kSearch), lengths.size());
+  const auto take = [&](const Chunk& chunk) {
     Picked& part = parts[size_t(chunk.thread)];
     const size_t i = chunk.span, room = size_t(chunk.length);
     float* velocity = velocities.count ? velocities.rows[i].data() + chunk.first : nullptr;
     const Picks picks = {part.indices.room(room), part.values.room(room),
                          velocity ? part.velocities.room(room) : nullptr};
-    const int64_t count = kernels.chunk_select(
+    const int64_t count = kernels.select_above(
         residuals.rows[i].data() + chunk.first, velocity, maxima.values + tiles[i] + chunk.first / kTile, chunk.length,
         thresholds.values[i], factor, uint32_t(chunk.first), picks);
     part.counts[i] += count;
     part.indices.grow(size_t(count));
     part.values.grow(size_t(count));
     if (velocity) part.velocities.grow(size_t(count));
-  });
+  };
+  for_chunks(lengths, threads, take, kSearch);
   return joined(parts);
 }
 
@@ -298,9 +301,12 @@ bool scatter_mean(Buffer buffer, const Span* spans, size_t count, const std::vec
   const float share = 1.0f / float(num_ranks);
   with_element(buffer.element, [&](auto tag) {
     auto* target = static_cast<decltype(tag)*>(buffer.data);
-    for_union(lengths, sorted, threads, [&](const Chunk& chunk, int64_t index, float sum) {
-      store_value(target + spans[chunk.span].source + index, sum * share);
-    });
+    for_union(
+        lengths, sorted, threads,
+        [&](const Chunk& chunk, int64_t index) { __builtin_prefetch(target + spans[chunk.span].source + index, 1); },
+        [&](const Chunk& chunk, int64_t index, float sum) {
+          store_value(target + spans[chunk.span].source + index, sum * share);
+        });
   });
   return true;
 }
@@ -312,14 +318,15 @@ bool merge_entries(const int64_t* lengths_given, size_t count, const std::vector
   const std::vector<Sorted> sorted = sorted_entries(payloads, lengths);
   if (sorted.empty()) return false;
   std::vector<Picked> parts = parts_for(threads_for(lengths, threads, kWindow), count);
-  for_union(lengths, sorted, threads, [&](const Chunk& chunk, int64_t index, float sum) {
+  const auto append = [&](const Chunk& chunk, int64_t index, float sum) {
     Picked& part = parts[size_t(chunk.thread)];
     *part.indices.room(1) = uint32_t(index);
     *part.values.room(1) = sum;
     part.indices.grow(1);
     part.values.grow(1);
     ++part.counts[chunk.span];
-  });
+  };
+  for_union(lengths, sorted, threads, [](const Chunk&, int64_t) {}, append);
   merged = joined(parts);
   return true;
 }

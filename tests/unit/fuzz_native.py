@@ -229,8 +229,8 @@ def fuzz(native: Any, num_examples: int) -> Counter[str]:
         fuzzer.statistics, fuzzer.ternarize, fuzzer.means, fuzzer.sum_levels, fuzzer.mean_levels, fuzzer.error,
     ):  # fmt: skip
         seed(0)(limits(given(cases(isas))(kernel)))()
-    for kernel in (sparse.accumulate, sparse.select, sparse.put_back, sparse.sums, sparse.gaps):
-        seed(0)(limits(given(sparse_cases(isas))(kernel)))()
+    for sparse_kernel, wrong in sparse.kernels:
+        seed(0)(limits(given(sparse_cases(isas, wrong))(sparse_kernel)))()
     for isa in isas:
         fuzzer.other_arguments(isa)
         sparse.other_arguments(isa)

@@ -84,7 +84,8 @@ class SparseCase:
         return counts, np.concatenate([[], *chosen]).astype(np.uint32), self.floats(int(counts.sum()))
 
 
-def sparse_cases(isas: list[str]) -> st.SearchStrategy[SparseCase]:
+def sparse_cases(isas: list[str], wrong: tuple[str, ...]) -> st.SearchStrategy[SparseCase]:
+    """Half of them right, the others with one of the changes in `wrong`."""
     extreme = st.sampled_from([-1, LARGEST, -LARGEST - 1, 2**32, 2**32 + 1, 2**62, LARGEST // 2])
     length = st.integers(0, 20) | st.integers(0, 200) | st.sampled_from([3840, 3841, 8192, 9000, 70_000])
     return st.builds(
@@ -95,7 +96,7 @@ def sparse_cases(isas: list[str]) -> st.SearchStrategy[SparseCase]:
         threads=st.integers(-1, 4),
         num_payloads=st.integers(1, 5),
         seed=st.integers(0, 2**32),
-        wrong=st.sampled_from(["", "", "", "spans", "states", "maxima", "thresholds", "counts", "indices", "saved"]),
+        wrong=st.just("") | st.sampled_from(wrong),
         value=st.integers(0, 100) | extreme | st.integers(-LARGEST - 1, LARGEST),
     )
 
@@ -105,6 +106,14 @@ class SparseFuzzer:
 
     def __init__(self, call: Call) -> None:
         self.call = call
+        # With what may be wrong in the calls that each makes.
+        self.kernels: list[tuple[Callable[[SparseCase], None], tuple[str, ...]]] = [
+            (self.accumulate, ("spans", "states", "maxima", "thresholds")),
+            (self.select, ("states", "maxima", "thresholds")),
+            (self.put_back, ("states", "counts", "indices", "saved")),
+            (self.sums, ("spans", "counts", "indices", "saved")),
+            (self.gaps, ("indices", "saved")),
+        ]
 
     def accumulate(self, case: SparseCase) -> None:
         spans, valid = case.changed_spans()

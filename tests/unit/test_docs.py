@@ -262,8 +262,24 @@ def test_worked_example_of_gap_coded_indices_holds(each_backend: str) -> None:
     assert kernels_for(CPU).gaps_encode(positions, 64).tolist() == stream
 
 
+def table_rows(section: str) -> dict[str, list[str]]:
+    """By their first cell, the other cells of the tables of a section."""
+    text = WIRE.split(f"{section}\n", 1)[1].split("\n##", 1)[0]
+    return {line.split("|")[1].strip(): line.split("|")[2:-1] for line in text.splitlines() if line.startswith("|")}
+
+
+def test_the_table_of_bits_for_an_index_holds() -> None:
+    """On fewer positions: at 0.01 % a hundred of them, whose mean is uncertain by 1 %."""
+    limit, rows = 1_000_000, table_rows("## Gap-coded indices")
+    for density, bits in zip(rows["density"], rows["bits each"], strict=True):
+        wanted = float(density.replace("%", "")) / 100
+        positions = np.flatnonzero(np.random.default_rng(0).random(limit) < wanted)
+        stream = kernels_for(CPU).gaps_encode(positions, limit)
+        assert 8 * len(stream) / len(positions) == pytest.approx(float(bits), rel=0.01 if wanted > 0.0001 else 0.05)
+
+
 def test_the_table_of_levels_holds() -> None:
-    rows = {line.split("|")[1].strip(): line.split("|")[2:-1] for line in WIRE.splitlines() if line.startswith("|")}
+    rows = table_rows("### levels")
     for ranks, digits, bits in zip(rows["N"], rows["rows K"], rows["bits each"], strict=True):
         assert level_rows(int(ranks)) == int(digits)
         assert float(bits) == pytest.approx(32 / int(digits), abs=0.005)

@@ -12,7 +12,7 @@ import numpy as np
 from terngrad.kernels.layout import ByteArray, Int64Array
 
 MEAN_SHIFT = 5  # the mean moves by 1/32 of each new gap
-ESCAPE = 24  # quotients from here on are not written in unary
+ESCAPE = 16  # quotients from here on are not written in unary
 MAX_LOW_BITS = 32
 MAX_POSITIONS = 2**48
 
@@ -26,8 +26,7 @@ class GapModel:
 
     def low(self) -> int:
         """How many low bits of the next gap are written as they are."""
-        half = (self.scaled_mean + (1 << MEAN_SHIFT - 1)) >> MEAN_SHIFT + 1
-        return min(half.bit_length(), MAX_LOW_BITS)
+        return min((self.scaled_mean >> MEAN_SHIFT + 1).bit_length(), MAX_LOW_BITS)
 
     def update(self, gap: int, low: int) -> None:
         self.scaled_mean += min(gap, ESCAPE << low) - (self.scaled_mean >> MEAN_SHIFT)
