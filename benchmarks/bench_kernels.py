@@ -4,6 +4,8 @@ One tensor that fits no cache, one scaler, every buffer allocated beforehand. Ea
 reported is the ratio of each candidate to the copy of the same repeat. What is timed has been compared with the
 reference before, bit for bit, on the first elements of the same gradient.
 
+The entropy coder has a table of its own (entropy.py): speed, and bits for each value against Shannon's limit.
+
 "encode" is what a step pays: statistics, limit and ternarize together. "average 2" unpacks two payloads and writes
 their mean. The kernels of sparse gradients come in a table of their own, and so does the gap code: its bits for an
 index beside the entropy, and its speed.
@@ -16,6 +18,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, cast
 
+import entropy
 import measure
 import numpy as np
 import torch
@@ -234,6 +237,9 @@ def main() -> None:
     results = time_all(kernels, gradient, args.repeats, args.seed)
     size = f"{args.numel:,} elements, {args.dtype}, {args.threads} thread{'s' * (args.threads > 1)}"
     print_all(f"{kernels.name}: {size}, {args.repeats} repeats", results)
+    results["entropy"] = entropy.time_coder(kernels, args.numel, args.repeats, args.seed)
+    title = f"{kernels.name}: entropy coder, symbols of {size}, {args.repeats} repeats; GB of fp32 gradient a second"
+    entropy.print_results(title, results["entropy"])
     if args.reference_repeats and kernels.name != reference.name:
         small = gradient[: args.reference_numel].clone()
         found = time_all(cast(Kernels, reference), small, args.reference_repeats, args.seed)

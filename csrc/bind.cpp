@@ -8,6 +8,7 @@ using namespace terngrad;
 namespace {
 
 using Table = Array<const int64_t, nb::shape<-1, 6>>;
+using Lengths = Array<const int64_t, nb::ndim<1>>;
 using Keys = Array<const uint32_t, nb::shape<-1, 2>>;
 
 Code code_of(int code) {
@@ -86,6 +87,43 @@ NB_MODULE(_native, m) {
          int num_payloads, uintptr_t levels, int64_t num_bytes, Floats scale, int threads) {
         return mean_levels(kernels_named(isa), buffer(data, numel, element), runs(table, block), num_payloads,
                            reinterpret_cast<const uint8_t*>(levels), num_bytes, scales(scale), threads);
+      },
+      Unlocked());
+  m.def(
+      "sum_symbols",
+      [](const std::string& isa, int code, Table table, const std::vector<uintptr_t>& packed, int64_t num_bytes,
+         uintptr_t symbols, int64_t num_symbols, int threads) {
+        return sum_symbols(kernels_named(isa), code_of(code), runs(table, 0), payloads(packed, num_bytes),
+                           reinterpret_cast<uint8_t*>(symbols), num_symbols, threads);
+      },
+      Unlocked());
+  m.def(
+      "mean_symbols",
+      [](const std::string& isa, uintptr_t data, int64_t numel, int element, Table table, int64_t block,
+         int num_payloads, uintptr_t symbols, int64_t num_symbols, Floats scale, int threads) {
+        return mean_symbols(kernels_named(isa), buffer(data, numel, element), runs(table, block), num_payloads,
+                            reinterpret_cast<const uint8_t*>(symbols), num_symbols, scales(scale), threads);
+      },
+      Unlocked());
+  m.def(
+      "entropy_encode",
+      [](const std::string& isa, int radix, int digits, uintptr_t symbols, int64_t num_symbols, Spans spans,
+         uintptr_t target, int64_t num_bytes, Array<int64_t, nb::ndim<1>> lengths, int threads) {
+        require_length("lengths", lengths.shape(0), spans.shape(0));
+        entropy_encode(kernels_named(isa), make_alphabet(radix, digits), reinterpret_cast<const uint8_t*>(symbols),
+                       num_symbols, reinterpret_cast<const Span*>(spans.data()), spans.shape(0),
+                       reinterpret_cast<uint8_t*>(target), num_bytes, lengths.data(), threads);
+      },
+      Unlocked());
+  m.def(
+      "entropy_decode",
+      [](const std::string& isa, int radix, int digits, uintptr_t payload, int64_t num_bytes, Lengths lengths,
+         Spans spans, uintptr_t symbols, int64_t num_symbols, int threads) {
+        require_length("lengths", lengths.shape(0), spans.shape(0));
+        return entropy_decode(kernels_named(isa), make_alphabet(radix, digits),
+                              reinterpret_cast<const uint8_t*>(payload), num_bytes, lengths.data(),
+                              reinterpret_cast<const Span*>(spans.data()), spans.shape(0),
+                              reinterpret_cast<uint8_t*>(symbols), num_symbols, threads);
       },
       Unlocked());
   m.def(

@@ -17,14 +17,20 @@ constexpr int64_t kLanesPerRow = 8;
 
 int rows_of(Code code) { return code == Code::kTwoBit ? 16 : 20; }
 
-int64_t packed_bytes(int64_t length, int rows) { return ceil_div(length, rows * kLanesPerRow) * kGroupBytes; }
+// What a group of rows becomes: 32 bytes of codes or levels, eight of symbols.
+struct Group {
+  int rows;
+  int64_t bytes = kGroupBytes;
+};
+
+int64_t packed_bytes(int64_t length, Group group) { return ceil_div(length, group.rows * kLanesPerRow) * group.bytes; }
 
 struct Limits {
   int64_t numel = std::numeric_limits<int64_t>::max();
   int64_t packed = std::numeric_limits<int64_t>::max();
   int64_t levels = std::numeric_limits<int64_t>::max();
   int64_t scales = std::numeric_limits<int64_t>::max();
-  int code_rows = 0, level_rows = 0;
+  Group code{0}, level{0};  // no rows: not used
 };
 
 int64_t block_of(const Runs& runs) { return runs.block > 0 ? runs.block : std::numeric_limits<int64_t>::max(); }
@@ -41,10 +47,10 @@ void check(const Runs& runs, const Limits& limits) {
             i, run.offset, last_offset);
     const int64_t last = run.length > 0 ? (run.offset + run.length - 1) / block : 0;
     require_within("scaler", i, run.unit, last + 1, limits.scales);
-    if (limits.code_rows)
-      require_within("packed bytes up to", i, run.packed, packed_bytes(run.length, limits.code_rows), limits.packed);
-    if (limits.level_rows)
-      require_within("level bytes up to", i, run.levels, packed_bytes(run.length, limits.level_rows), limits.levels);
+    if (limits.code.rows)
+      require_within("packed bytes up to", i, run.packed, packed_bytes(run.length, limits.code), limits.packed);
+    if (limits.level.rows)
+      require_within("level bytes up to", i, run.levels, packed_bytes(run.length, limits.level), limits.levels);
   }
 }
 
@@ -54,21 +60,21 @@ Blocks blocks_of(const Runs& runs, const Run& run) {
 }
 
 // A part of a run that starts `skip` elements in, a multiple of every group size in use.
-Run part_of(const Run& run, int64_t skip, int64_t length, int code_rows, int level_rows) {
+Run part_of(const Run& run, int64_t skip, int64_t length, Group code, Group level) {
   Run part = run;
   part.source += skip;
   part.offset += skip;
   part.length = length;
-  if (code_rows) part.packed += skip / (code_rows * kLanesPerRow) * kGroupBytes;
-  if (level_rows) part.levels += skip / (level_rows * kLanesPerRow) * kGroupBytes;
+  if (code.rows) part.packed += skip / (code.rows * kLanesPerRow) * code.bytes;
+  if (level.rows) part.levels += skip / (level.rows * kLanesPerRow) * level.bytes;
   return part;
 }
 
 // Calls body(row index, part) over all runs, cut into about equal shares for the threads at whole groups.
 template <class Body>
-void for_parts(const Runs& runs, int code_rows, int level_rows, int threads, Body&& body) {
-  const int64_t grain = kLanesPerRow * (level_rows && code_rows ? std::lcm(code_rows, level_rows)
-                                                                 : std::max(code_rows, level_rows));
+void for_parts(const Runs& runs, Group code, Group level, int threads, Body&& body) {
+  const int64_t grain = kLanesPerRow * (level.rows && code.rows ? std::lcm(code.rows, level.rows)
+                                                                 : std::max(code.rows, level.rows));
   int64_t total = 0;
   for (size_t i = 0; i < runs.count; ++i) total += runs.rows[i].length;
   threads = int(std::max<int64_t>(1, std::min<int64_t>(threads, total / (64 * grain))));
@@ -83,7 +89,7 @@ void for_parts(const Runs& runs, int code_rows, int level_rows, int threads, Bod
         return inside == run.length ? inside : inside / grain * grain;
       };
       const int64_t first = cut(from), last = cut(to);
-      if (first < last) body(i, part_of(run, first, last - first, code_rows, level_rows));
+      if (first < last) body(i, part_of(run, first, last - first, code, level));
     }
   });
 }
@@ -94,7 +100,45 @@ std::vector<const uint8_t*> at_offset(const Payloads& payloads, int64_t offset) 
   return result;
 }
 
+// body(part of a run, its codes in every payload) over all runs, which sums them into groups of `level`.
+template <class Body>
+bool for_sums(Code code, const Runs& runs, const Payloads& payloads, Group level, int64_t num_bytes, int threads,
+              Body&& body) {
+  Limits limits;
+  limits.packed = payloads.num_bytes;
+  limits.levels = num_bytes;
+  limits.code = {rows_of(code)};
+  limits.level = level;
+  check(runs, limits);
+  std::atomic<bool> good{true};
+  for_parts(runs, limits.code, level, threads, [&](size_t, const Run& run) {
+    const auto packed = at_offset(payloads, run.packed);
+    if (!body(run, packed.data())) good = false;
+  });
+  return good;
+}
+
+// body(part of a run) over all runs, which reads groups of `level` and writes the buffer.
+template <class Body>
+bool for_means(const Buffer& buffer, const Runs& runs, Group level, int64_t num_bytes, const Scales& scales,
+               int threads, Body&& body) {
+  check(runs, {buffer.numel, 0, num_bytes, scales.count, {0}, level});
+  std::atomic<bool> good{true};
+  for_parts(runs, {0}, level, threads, [&](size_t, const Run& run) {
+    if (!body(run)) good = false;
+  });
+  return good;
+}
+
 }  // namespace
+
+int symbol_digits(int num_payloads) {
+  if (num_payloads < 1 || num_payloads > 127)
+    throw std::invalid_argument("symbols of " + std::to_string(num_payloads) + " payloads: need 1..127");
+  int digits = 0;
+  for (int power = 2 * num_payloads + 1; power <= 256; power *= 2 * num_payloads + 1) ++digits;
+  return digits;
+}
 
 // The 33-bit reciprocal of Granlund and Montgomery (1994), fig. 4.1: right for every 32-bit dividend.
 Radix make_radix(int num_payloads) {
@@ -142,8 +186,8 @@ void statistics(const Kernels& kernels, Buffer buffer, const Span* spans, size_t
 void ternarize(const Kernels& kernels, Buffer buffer, Code code, Runs runs, const Key* keys, Scales limit, Scales step,
                uint8_t* packed, int64_t num_bytes, int threads) {
   const int rows = rows_of(code);
-  check(runs, {buffer.numel, num_bytes, 0, std::min(limit.count, step.count), rows, 0});
-  for_parts(runs, rows, 0, threads, [&](size_t i, const Run& run) {
+  check(runs, {buffer.numel, num_bytes, 0, std::min(limit.count, step.count), {rows}, {0}});
+  for_parts(runs, {rows}, {0}, threads, [&](size_t i, const Run& run) {
     kernels.ternarize(buffer.element, code, at(buffer, run.source), run.length,
                       {keys[i].key0, keys[i].key1, uint64_t(run.offset)}, blocks_of(runs, run), limit.values,
                       step.values, packed + run.packed);
@@ -153,9 +197,9 @@ void ternarize(const Kernels& kernels, Buffer buffer, Code code, Runs runs, cons
 bool mean_shared(const Kernels& kernels, Buffer buffer, Code code, Runs runs, const Payloads& payloads, Scales scales,
                  int threads) {
   const int rows = rows_of(code), count = int(payloads.data.size());
-  check(runs, {buffer.numel, payloads.num_bytes, 0, scales.count, rows, 0});
+  check(runs, {buffer.numel, payloads.num_bytes, 0, scales.count, {rows}, {0}});
   std::atomic<bool> good{true};
-  for_parts(runs, rows, 0, threads, [&](size_t, const Run& run) {
+  for_parts(runs, {rows}, {0}, threads, [&](size_t, const Run& run) {
     const auto packed = at_offset(payloads, run.packed);
     if (!kernels.mean_shared(buffer.element, code, packed.data(), count, run.length, blocks_of(runs, run),
                              scales.values, at(buffer, run.source)))
@@ -168,9 +212,9 @@ bool mean_own(const Kernels& kernels, Buffer buffer, Code code, Runs runs, const
               int threads) {
   const int rows = rows_of(code), count = int(payloads.data.size());
   const int64_t stride = scales.count / std::max(count, 1);
-  check(runs, {buffer.numel, payloads.num_bytes, 0, stride, rows, 0});
+  check(runs, {buffer.numel, payloads.num_bytes, 0, stride, {rows}, {0}});
   std::atomic<bool> good{true};
-  for_parts(runs, rows, 0, threads, [&](size_t, const Run& run) {
+  for_parts(runs, {rows}, {0}, threads, [&](size_t, const Run& run) {
     const auto packed = at_offset(payloads, run.packed);
     if (!kernels.mean_own(buffer.element, code, packed.data(), count, run.length, blocks_of(runs, run), scales.values,
                           stride, at(buffer, run.source)))
@@ -181,39 +225,44 @@ bool mean_own(const Kernels& kernels, Buffer buffer, Code code, Runs runs, const
 
 bool sum_levels(const Kernels& kernels, Code code, Runs runs, const Payloads& payloads, uint8_t* levels,
                 int64_t num_bytes, int threads) {
-  const int rows = rows_of(code), count = int(payloads.data.size());
+  const int count = int(payloads.data.size());
   const Radix radix = make_radix(count);
-  Limits limits;
-  limits.packed = payloads.num_bytes;
-  limits.levels = num_bytes;
-  limits.code_rows = rows;
-  limits.level_rows = radix.rows;
-  check(runs, limits);
-  std::atomic<bool> good{true};
-  for_parts(runs, rows, radix.rows, threads, [&](size_t, const Run& run) {
-    const auto packed = at_offset(payloads, run.packed);
-    if (!kernels.sum_levels(code, packed.data(), count, run.length, radix, levels + run.levels)) good = false;
+  return for_sums(code, runs, payloads, {radix.rows}, num_bytes, threads, [&](const Run& run, const auto* packed) {
+    return kernels.sum_levels(code, packed, count, run.length, radix, levels + run.levels);
   });
-  return good;
 }
 
 bool mean_levels(const Kernels& kernels, Buffer buffer, Runs runs, int num_payloads, const uint8_t* levels,
                  int64_t num_bytes, Scales scales, int threads) {
   const Radix radix = make_radix(num_payloads);
-  check(runs, {buffer.numel, 0, num_bytes, scales.count, 0, radix.rows});
-  std::atomic<bool> good{true};
-  for_parts(runs, 0, radix.rows, threads, [&](size_t, const Run& run) {
-    if (!kernels.mean_levels(buffer.element, radix, levels + run.levels, num_payloads, run.length,
-                             blocks_of(runs, run), scales.values, at(buffer, run.source)))
-      good = false;
+  return for_means(buffer, runs, {radix.rows}, num_bytes, scales, threads, [&](const Run& run) {
+    return kernels.mean_levels(buffer.element, radix, levels + run.levels, num_payloads, run.length,
+                               blocks_of(runs, run), scales.values, at(buffer, run.source));
   });
-  return good;
+}
+
+bool sum_symbols(const Kernels& kernels, Code code, Runs runs, const Payloads& payloads, uint8_t* symbols,
+                 int64_t num_bytes, int threads) {
+  const int count = int(payloads.data.size()), digits = symbol_digits(count);
+  const Group group{digits, kSymbolBytes};
+  return for_sums(code, runs, payloads, group, num_bytes, threads, [&](const Run& run, const auto* packed) {
+    return kernels.sum_symbols(code, packed, count, run.length, digits, symbols + run.levels);
+  });
+}
+
+bool mean_symbols(const Kernels& kernels, Buffer buffer, Runs runs, int num_payloads, const uint8_t* symbols,
+                  int64_t num_bytes, Scales scales, int threads) {
+  const int digits = symbol_digits(num_payloads);
+  return for_means(buffer, runs, {digits, kSymbolBytes}, num_bytes, scales, threads, [&](const Run& run) {
+    return kernels.mean_symbols(buffer.element, digits, symbols + run.levels, num_payloads, run.length,
+                                blocks_of(runs, run), scales.values, at(buffer, run.source));
+  });
 }
 
 bool error(const Kernels& kernels, Buffer buffer, Code code, Runs runs, const uint8_t* packed, int64_t num_bytes,
            Scales scales, int64_t* nonzero, double* squared_error, int threads) {
   const int rows = rows_of(code);
-  check(runs, {buffer.numel, num_bytes, 0, scales.count, rows, 0});
+  check(runs, {buffer.numel, num_bytes, 0, scales.count, {rows}, {0}});
   std::vector<int64_t> lengths(runs.count);
   for (size_t i = 0; i < runs.count; ++i) lengths[i] = runs.rows[i].length;
   const size_t chunks = num_chunks(lengths);
@@ -221,7 +270,7 @@ bool error(const Kernels& kernels, Buffer buffer, Code code, Runs runs, const ui
   std::vector<int64_t> counts(chunks);
   std::atomic<bool> good{true};
   for_chunks(lengths, threads, [&](const Chunk& chunk) {
-    const Run part = part_of(runs.rows[chunk.span], chunk.first, chunk.length, rows, 0);
+    const Run part = part_of(runs.rows[chunk.span], chunk.first, chunk.length, {rows}, {0});
     if (!kernels.chunk_error(buffer.element, code, at(buffer, part.source), packed + part.packed, part.length,
                              blocks_of(runs, part), scales.values, &counts[chunk.number], &errors[chunk.number]))
       good = false;

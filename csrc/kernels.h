@@ -12,6 +12,7 @@ enum class Code : int { kTwoBit = 0, kBase3 = 1 };
 
 constexpr int64_t kChunk = 3840;    // elements whose sums are kept in single precision; whole groups of every code
 constexpr int64_t kGroupBytes = 32;
+constexpr int64_t kSymbolBytes = 8;  // eight symbols, one for each lane of as many rows as a symbol has digits
 constexpr int kMaxRows = 20;        // rows of a group, over all codes
 constexpr int64_t kTile = 64;       // elements of a segment whose largest |v| is kept; a chunk is 60 of them
 constexpr int64_t kSearch = 8 * kChunk;  // elements that are searched for large ones at once
@@ -20,6 +21,13 @@ constexpr int64_t kSearch = 8 * kChunk;  // elements that are searched for large
 struct Radix {
   uint32_t base, largest, magic;
   int rows, shift;
+};
+
+// Bytes below `size` that stand for `digits` digits of a radix. Those with the same digits in another order are a class.
+struct Alphabet {
+  int size, num_classes;
+  uint8_t class_of[256];
+  int class_size[256];  // how many symbols
 };
 
 struct Statistics {
@@ -75,6 +83,12 @@ struct Kernels {
   // target = scale * sum, from packed levels.
   bool (*mean_levels)(Element, const Radix&, const uint8_t* packed, int num_payloads, int64_t length, Blocks,
                       const float* scale, void* target);
+  // The sum over payloads, as symbols of `digits` levels each (symbols.h).
+  bool (*sum_symbols)(Code, const uint8_t* const* packed, int num_payloads, int64_t length, int digits,
+                      uint8_t* target);
+  // target = scale * sum, from symbols.
+  bool (*mean_symbols)(Element, int digits, const uint8_t* symbols, int num_payloads, int64_t length, Blocks,
+                       const float* scale, void* target);
   // Of at most kChunk elements: how many codes are non-zero, and the sum of (scale * code - g)^2.
   bool (*chunk_error)(Element, Code, const void* source, const uint8_t* packed, int64_t length, Blocks,
                       const float* scale, int64_t* nonzero, double* squared_error);
@@ -87,6 +101,11 @@ struct Kernels {
   // Takes those of at most kSearch elements that are above the threshold, numbered from `first`; returns how many.
   int64_t (*select_above)(float* residual, float* velocity, const float* maxima, int64_t length, float threshold,
                           float factor, uint32_t first, Picks);
+  // Codes `length` symbols to the end of `slot`, which has room for as many bytes, and returns how many it took: `length`
+  // if they are stored as they are. -1: a symbol outside the alphabet.
+  int64_t (*encode_stream)(const Alphabet&, const uint8_t* symbols, int64_t length, uint8_t* slot);
+  // The inverse. False: bytes that no encoder writes.
+  bool (*decode_stream)(const Alphabet&, const uint8_t* coded, int64_t num_bytes, uint8_t* symbols, int64_t length);
 };
 
 namespace terngrad {

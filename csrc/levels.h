@@ -5,29 +5,37 @@
 
 namespace {
 
-// Re-groups rows: codes come in groups of C::kRows, levels leave in groups of radix.rows.
-template <class C>
-TG_INLINE bool sum_levels_as(const uint8_t* const* packed, int num_payloads, int64_t length, const Radix& radix,
-                             uint8_t* target) {
+// Re-groups rows: sums come in groups of C::kRows, and put(digits) takes `rows` rows of them at a time, the last padded
+// with zeros.
+template <class C, class Put>
+TG_INLINE bool regroup_sums(const uint8_t* const* packed, int num_payloads, int64_t length, int rows, Put&& put) {
   VI waiting[kMaxRows + C::kRows];
   int num_waiting = 0;
   VU bad = splat(0u);
   for_groups(length, C::kRows, [&](int64_t, int64_t group, int64_t count) {
     VI sums[C::kRows];
     C::sum(packed, num_payloads, group, sums, bad);
-    const int rows = int((count + kLanes - 1) / kLanes);
-    for (int k = 0; k < rows; ++k) waiting[num_waiting++] = sums[k] + num_payloads;
+    const int num_rows = int((count + kLanes - 1) / kLanes);
+    for (int k = 0; k < num_rows; ++k) waiting[num_waiting++] = sums[k] + num_payloads;
     int taken = 0;
-    for (; num_waiting - taken >= radix.rows; taken += radix.rows, target += kGroupBytes)
-      store_vector(target, Levels::pack(radix, waiting + taken));
+    for (; num_waiting - taken >= rows; taken += rows) put(waiting + taken);
     for (int k = taken; k < num_waiting; ++k) waiting[k - taken] = waiting[k];
     num_waiting -= taken;
   });
   if (num_waiting > 0) {
-    for (int k = num_waiting; k < radix.rows; ++k) waiting[k] = splat(int32_t(num_payloads));
-    store_vector(target, Levels::pack(radix, waiting));
+    for (int k = num_waiting; k < rows; ++k) waiting[k] = splat(int32_t(num_payloads));
+    put(waiting);
   }
   return !any(bad);
+}
+
+template <class C>
+TG_INLINE bool sum_levels_as(const uint8_t* const* packed, int num_payloads, int64_t length, const Radix& radix,
+                             uint8_t* target) {
+  return regroup_sums<C>(packed, num_payloads, length, radix.rows, [&](const VI* digits) {
+    store_vector(target, Levels::pack(radix, digits));
+    target += kGroupBytes;
+  });
 }
 
 bool sum_levels(Code code, const uint8_t* const* packed, int num_payloads, int64_t length, const Radix& radix,

@@ -132,6 +132,25 @@ TG_INLINE void store_row(Half* p, VF v) {
 TG_INLINE void store_value(float* p, float f) { *p = f; }
 TG_INLINE void store_value(Half* p, float f) { p->bits = float_to_half(f); }
 TG_INLINE void store_value(BFloat16* p, float f) { p->bits = float_to_bfloat16(f); }
+// Eight bytes, one to a lane.
+TG_INLINE VU load_bytes(const uint8_t* p) {
+#if defined(__AVX2__)
+  return (VU)_mm256_cvtepu8_epi32(_mm_loadl_epi64((const __m128i*)p));
+#else
+  VU v;
+  for (int i = 0; i < kLanes; ++i) v[i] = p[i];
+  return v;
+#endif
+}
+
+TG_INLINE void store_bytes(uint8_t* p, VU v) {
+#if defined(__AVX2__)
+  const __m128i words = _mm_packus_epi32(_mm256_castsi256_si128((__m256i)v), _mm256_extracti128_si256((__m256i)v, 1));
+  _mm_storel_epi64((__m128i*)p, _mm_packus_epi16(words, words));
+#else
+  for (int i = 0; i < kLanes; ++i) p[i] = uint8_t(v[i]);
+#endif
+}
 
 TG_INLINE VF to_float(VI v) { return __builtin_convertvector(v, VF); }
 

@@ -16,8 +16,9 @@ ROOT = Path(__file__).parents[2]
 BUILD = ROOT / "build" / "asan"
 FUZZ = Path(__file__).with_name("fuzz_native.py")
 KERNELS = [
-    "statistics", "ternarize", "mean_shared", "mean_own", "sum_levels", "mean_levels", "error",
-    "accumulate", "count_above", "select", "restore", "add_back", "scatter_mean", "merge", "gaps_encode", "gaps_decode",
+    "statistics", "ternarize", "mean_shared", "mean_own", "sum_levels", "mean_levels", "sum_symbols", "mean_symbols",
+    "error", "accumulate", "count_above", "select", "restore", "add_back", "scatter_mean", "merge", "gaps_encode",
+    "gaps_decode", "entropy_encode", "entropy_decode",
 ]  # fmt: skip
 
 pytestmark = pytest.mark.asan
@@ -70,6 +71,8 @@ def test_no_table_and_no_bytes_make_a_kernel_leave_its_buffers(core: Path, envir
     for kernel in KERNELS:
         assert tally[f"{kernel} accepted"] >= 50
         assert tally[f"{kernel} refused"] >= 10
+    assert tally["streams good"] >= 20
+    assert tally["streams bad"] >= 20
 
 
 def test_the_sanitizer_stops_a_read_past_the_end(core: Path, environment: dict[str, str]) -> None:

@@ -78,6 +78,18 @@ def test_bench_kernels_writes_a_ratio_to_the_copy_for_every_kernel(tmp_path: Pat
         assert name in table
 
 
+def test_bench_kernels_writes_speed_and_bits_of_the_entropy_coder(tmp_path: Path) -> None:
+    result, table = run_benchmark("bench_kernels.py", tmp_path / "kernels.json", *TINY_KERNELS)
+    wanted = {"base3, 1%", "base3, 10%", "base3, 35%", "sums of 2, 10%", "sums of 4, 10%", "sums of 8, 10%"}
+    assert result["entropy"].keys() == wanted
+    for name, found in result["entropy"].items():
+        assert name in table
+        assert 0 < found["limit_bits_per_value"] < found["bits_per_value"]
+        for what in ("encode", "decode"):
+            assert found[what]["gradient_gb_per_s"] > 0
+            assert found[what]["ratio"]["pairs"] == 2
+
+
 @pytest.mark.distributed
 def test_bench_hooks_writes_times_and_bytes_of_every_method(tmp_path: Path) -> None:
     methods = ["no-sync", "ddp", "ddp-fp16", "powersgd-1", "fp16", "terngrad:dense_below=0"]

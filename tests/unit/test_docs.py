@@ -20,7 +20,7 @@ import terngrad as tg
 from terngrad.codecs import Segment
 from terngrad.ddp.phases import Phases
 from terngrad.ddp.statistics import Counters, summary
-from terngrad.kernels import Code, Run, Runs, kernels_for, level_rows
+from terngrad.kernels import Code, Run, Runs, cut_streams, kernels_for, level_rows, symbol_digits
 from terngrad.methods import BucketCode, Coder, ParameterInfo
 
 ROOT = Path(__file__).parents[2]
@@ -215,6 +215,17 @@ def test_worked_example_of_levels_holds(each_backend: str) -> None:
     assert levels.tolist() == example_bytes("levels")
 
 
+def test_worked_example_of_a_stream_holds(each_backend: str) -> None:
+    kernels, spans = kernels_for(CPU), cut_streams(0, 80)
+    symbols = torch.full((80,), 0x79, dtype=torch.uint8)
+    symbols[9] = 0xAF
+    target, found = torch.zeros(80, dtype=torch.uint8), torch.zeros(80, dtype=torch.uint8)
+    lengths = kernels.entropy_encode(symbols, spans, 3, 5, target)
+    assert target[: int(lengths[0])].tolist() == example_bytes("stream")
+    assert kernels.entropy_decode(target, lengths, spans, 3, 5, found)
+    assert torch.equal(found, symbols)
+
+
 def buckets(num_shards: int) -> list[BucketCode]:
     """The bucket of the examples on both ranks: ten ternary elements and two dense ones, scalers exchanged."""
     parameters = [ParameterInfo("weight", 10, False), ParameterInfo("bias", 2, True)]
@@ -283,3 +294,11 @@ def test_the_table_of_levels_holds() -> None:
     for ranks, digits, bits in zip(rows["N"], rows["rows K"], rows["bits each"], strict=True):
         assert level_rows(int(ranks)) == int(digits)
         assert float(bits) == pytest.approx(32 / int(digits), abs=0.005)
+
+
+def test_the_table_of_digits_to_a_symbol_holds() -> None:
+    row = next(line for line in WIRE.splitlines() if line.startswith("| digits D |"))
+    digits = [int(cell) for cell in row.split("|")[2:-1]]
+    ranges = (range(1, 2), range(2, 3), range(3, 8), range(8, 128))
+    for numbers, expected in zip(ranges, digits, strict=True):
+        assert {symbol_digits(n) for n in numbers} == {expected}

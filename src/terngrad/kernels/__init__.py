@@ -14,22 +14,28 @@ from torch import Tensor
 from terngrad.errors import ConfigurationError
 from terngrad.kernels import reference
 from terngrad.kernels.layout import (
+    MOST_SYMBOL_PAYLOADS,
     ByteArray,
     Code,
     Int64Array,
     Run,
     Runs,
     Uint32Array,
+    cut_streams,
     draw_keys,
+    entropy_bound,
     level_rows,
     num_tiles,
     packed_bytes,
+    symbol_bytes,
+    symbol_digits,
 )
 from terngrad.kernels.reference import Accumulated, Entries, Statistics
 
 __all__ = [
-    "Accumulated", "Code", "Entries", "Kernels", "Run", "Runs", "Statistics", "backend", "backends", "draw_keys",
-    "kernels_for", "level_rows", "num_tiles", "packed_bytes", "set_backend",
+    "MOST_SYMBOL_PAYLOADS", "Accumulated", "Code", "Entries", "Int64Array", "Kernels", "Run", "Runs", "Statistics",
+    "backend", "backends", "cut_streams", "draw_keys", "entropy_bound", "kernels_for", "level_rows", "num_tiles",
+    "packed_bytes", "set_backend", "symbol_bytes", "symbol_digits",
 ]  # fmt: skip
 
 
@@ -48,6 +54,14 @@ class Kernels(Protocol):
     def mean_own(self, buffer: Tensor, runs: Runs, payloads: Sequence[Tensor], scale: Tensor, code: Code) -> bool: ...
     def sum_levels(self, runs: Runs, payloads: Sequence[Tensor], code: Code, levels: Tensor) -> bool: ...
     def mean_levels(self, buffer: Tensor, runs: Runs, levels: Tensor, num_payloads: int, scale: Tensor) -> bool: ...
+    def sum_symbols(self, runs: Runs, payloads: Sequence[Tensor], code: Code, symbols: Tensor) -> bool: ...
+    def mean_symbols(self, buffer: Tensor, runs: Runs, symbols: Tensor, num_payloads: int, scale: Tensor) -> bool: ...
+    def entropy_encode(
+        self, symbols: Tensor, spans: Int64Array, radix: int, digits: int, target: Tensor
+    ) -> Int64Array: ...
+    def entropy_decode(
+        self, payload: Tensor, lengths: Int64Array, spans: Int64Array, radix: int, digits: int, symbols: Tensor
+    ) -> bool: ...
     def error(
         self, buffer: Tensor, runs: Runs, packed: Tensor, scale: Tensor, code: Code
     ) -> tuple[Tensor, Tensor, bool]: ...

@@ -77,6 +77,53 @@ def mean_levels(
     scale: NDArray[np.float32],
     threads: int,
 ) -> bool: ...
+def sum_symbols(
+    isa: str,
+    code: int,
+    table: NDArray[np.int64],
+    packed: list[int],
+    num_bytes: int,
+    symbols: int,
+    num_symbols: int,
+    threads: int,
+) -> bool: ...
+def mean_symbols(
+    isa: str,
+    data: int,
+    numel: int,
+    element: int,
+    table: NDArray[np.int64],
+    block: int,
+    num_payloads: int,
+    symbols: int,
+    num_symbols: int,
+    scale: NDArray[np.float32],
+    threads: int,
+) -> bool: ...
+def entropy_encode(
+    isa: str,
+    radix: int,
+    digits: int,
+    symbols: int,
+    num_symbols: int,
+    spans: NDArray[np.int64],
+    target: int,
+    num_bytes: int,
+    lengths: NDArray[np.int64],
+    threads: int,
+) -> None: ...
+def entropy_decode(
+    isa: str,
+    radix: int,
+    digits: int,
+    payload: int,
+    num_bytes: int,
+    lengths: NDArray[np.int64],
+    spans: NDArray[np.int64],
+    symbols: int,
+    num_symbols: int,
+    threads: int,
+) -> bool: ...
 def error(
     isa: str,
     data: int,

@@ -14,6 +14,8 @@ import numpy.typing as npt
 
 LANES = 8  # elements of a row
 GROUP_BYTES = 32  # eight 32-bit words
+STREAM_SYMBOLS = 1 << 18  # of an entropy-coded stream, at most
+MOST_SYMBOL_PAYLOADS = 127  # whose sum has levels that fit a byte
 CHUNK = 3840  # elements whose sums are kept in single precision
 TILE = 64  # elements of a segment whose largest |v| is kept
 
@@ -51,12 +53,37 @@ def packed_bytes(numel: int, rows: int) -> int:
     return -(-numel // (rows * LANES)) * GROUP_BYTES
 
 
+def symbol_digits(num_payloads: int) -> int:
+    """How many digits of radix 2N+1, the levels of a sum, fit a symbol of the entropy coder, which is a byte."""
+    if not 1 <= num_payloads <= MOST_SYMBOL_PAYLOADS:
+        raise ValueError(f"symbols of {num_payloads} payloads: need 1..{MOST_SYMBOL_PAYLOADS}")
+    return max(digits for digits in range(1, 6) if (2 * num_payloads + 1) ** digits <= 256)
+
+
+def symbol_bytes(numel: int, digits: int) -> int:
+    """Symbols of `numel` levels, `digits` to each: eight, one for each lane, to every `digits` rows."""
+    return -(-numel // (digits * LANES)) * LANES
+
+
+def cut_streams(first: int, num_symbols: int) -> Int64Array:
+    """(first, length) of the streams, about equally long, that symbols are cut into to be entropy coded."""
+    count = -(-num_symbols // STREAM_SYMBOLS)
+    cuts = np.array([first + num_symbols * i // max(count, 1) for i in range(count + 1)], dtype=np.int64)
+    return np.stack([cuts[:-1], np.diff(cuts)], axis=1)
+
+
+def entropy_bound(spans: Int64Array) -> int:
+    """The most bytes that streams of these (first, length) spans take: a stream never takes more than its symbols."""
+    return int(spans[:, 1].sum())
+
+
 @dataclass(frozen=True, slots=True)
 class Run:
     """Consecutive elements of one parameter that are packed together.
 
     `source` is where they lie in the buffer, `offset` where in their parameter (a multiple of LANES), `unit` the first
-    scaler of that parameter, `packed` and `levels` the bytes where their codes and the levels of their sum begin.
+    scaler of that parameter, `packed` and `levels` the bytes where their codes and the levels (or symbols) of their sum
+    begin.
     """
 
     source: int

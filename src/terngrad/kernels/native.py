@@ -61,6 +61,31 @@ class Native(NativeSparse):
             self.threads,
         )  # fmt: skip
 
+    def sum_symbols(self, runs: Runs, payloads: Sequence[Tensor], code: Code, symbols: Tensor) -> bool:
+        return _native.sum_symbols(
+            self.isa, int(code), runs.table, *payloads_of(payloads), *bytes_of(symbols), self.threads
+        )  # fmt: skip
+
+    def mean_symbols(self, buffer: Tensor, runs: Runs, symbols: Tensor, num_payloads: int, scale: Tensor) -> bool:
+        return _native.mean_symbols(
+            self.isa, *buffer_of(buffer), runs.table, runs.block, num_payloads, *bytes_of(symbols), scale.numpy(),
+            self.threads,
+        )  # fmt: skip
+
+    def entropy_encode(self, symbols: Tensor, spans: Int64Array, radix: int, digits: int, target: Tensor) -> Int64Array:
+        lengths = np.empty(len(spans), np.int64)
+        _native.entropy_encode(
+            self.isa, radix, digits, *bytes_of(symbols), spans, *bytes_of(target), lengths, self.threads
+        )  # fmt: skip
+        return lengths
+
+    def entropy_decode(
+        self, payload: Tensor, lengths: Int64Array, spans: Int64Array, radix: int, digits: int, symbols: Tensor
+    ) -> bool:
+        return _native.entropy_decode(
+            self.isa, radix, digits, *bytes_of(payload), lengths, spans, *bytes_of(symbols), self.threads
+        )  # fmt: skip
+
     def error(
         self, buffer: Tensor, runs: Runs, packed: Tensor, scale: Tensor, code: Code
     ) -> tuple[Tensor, Tensor, bool]:

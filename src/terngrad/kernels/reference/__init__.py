@@ -1,5 +1,6 @@
 """Every kernel in plain torch, on any device: the definition that the native kernels equal bit for bit."""
 
+from terngrad.kernels.reference.entropy import entropy_decode, entropy_encode
 from terngrad.kernels.reference.gaps import gaps_decode, gaps_encode
 from terngrad.kernels.reference.sparse import (
     Accumulated,
@@ -19,14 +20,16 @@ from terngrad.kernels.reference.ternary import (
     mean_levels,
     mean_own,
     mean_shared,
+    mean_symbols,
     sum_levels,
+    sum_symbols,
     ternarize,
 )
 
 name = "reference"
 
 __all__ = [
-    "Accumulated", "Entries", "Statistics", "accumulate", "add_back", "count_above", "draws", "error", "gaps_decode",
-    "gaps_encode", "mean_levels", "mean_own", "mean_shared", "merge", "name", "restore", "scatter_mean", "select",
-    "statistics", "sum_levels", "ternarize",
+    "Accumulated", "Entries", "Statistics", "accumulate", "add_back", "count_above", "draws", "entropy_decode",
+    "entropy_encode", "error", "gaps_decode", "gaps_encode", "mean_levels", "mean_own", "mean_shared", "mean_symbols",
+    "merge", "name", "restore", "scatter_mean", "select", "statistics", "sum_levels", "sum_symbols", "ternarize",
 ]  # fmt: skip

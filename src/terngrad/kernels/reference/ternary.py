@@ -18,6 +18,8 @@ from terngrad.kernels.layout import (
     level_rows,
     packed_bytes,
     scaler_index,
+    symbol_bytes,
+    symbol_digits,
 )
 from terngrad.kernels.reference.statistics import sum_chunks
 
@@ -155,6 +157,43 @@ def mean_levels(buffer: Tensor, runs: Runs, levels: Tensor, num_payloads: int, s
         result = (digits - num_payloads).float() * _per_element(scale, run, runs.block)
         buffer[run.source : run.source + run.length] = result.to(buffer.dtype)
         all_good &= bool((words < base ** len(weights)).all())
+    return all_good
+
+
+def _symbol_weights(num_payloads: int, device: torch.device) -> Tensor:
+    base, digits = 2 * num_payloads + 1, symbol_digits(num_payloads)
+    return torch.tensor([base ** (digits - 1 - k) for k in range(digits)], dtype=torch.int64, device=device)
+
+
+def sum_symbols(runs: Runs, payloads: Sequence[Tensor], code: Code, symbols: Tensor) -> bool:
+    """Writes the sum over at most 127 payloads of every run as symbols for the entropy coder, in place of its levels.
+
+    A symbol holds D levels of radix 2N+1: D rows of eight elements make eight symbols, the first row in the highest
+    digits. Missing elements of the last rows are zeros.
+    """
+    weights = _symbol_weights(len(payloads), symbols.device)
+    all_good = True
+    for run in runs.rows:
+        total, good = _sum_of(run, payloads, code)
+        missing = -run.length % (len(weights) * LANES)
+        levels = torch.nn.functional.pad(total + len(payloads), (0, missing), value=len(payloads))
+        packed = (levels.view(-1, len(weights), LANES) * weights[:, None]).sum(dim=1).to(torch.uint8).flatten()
+        symbols[run.levels : run.levels + len(packed)] = packed
+        all_good &= good
+    return all_good
+
+
+def mean_symbols(buffer: Tensor, runs: Runs, symbols: Tensor, num_payloads: int, scale: Tensor) -> bool:
+    """buffer = scale * sum, from the symbols of the sum of `num_payloads` payloads."""
+    base, weights = 2 * num_payloads + 1, _symbol_weights(num_payloads, symbols.device)
+    all_good = True
+    for run in runs.rows:
+        size = symbol_bytes(run.length, len(weights))
+        mine = symbols[run.levels : run.levels + size].to(torch.int64)
+        digits = ((mine.view(-1, 1, LANES) // weights[:, None]) % base).flatten()[: run.length]
+        result = (digits - num_payloads).float() * _per_element(scale, run, runs.block)
+        buffer[run.source : run.source + run.length] = result.to(buffer.dtype)
+        all_good &= bool((mine < base ** len(weights)).all())
     return all_good
 
 
