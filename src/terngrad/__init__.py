@@ -1,4 +1,4 @@
-"""terngrad: data-parallel PyTorch training over slow networks, with gradients sent as ternary codes.
+"""terngrad: data-parallel PyTorch training over slow networks, with gradients sent as ternary or sparse codes.
 
 model = DistributedDataParallel(net)
 handle = terngrad.attach(model, "terngrad")
@@ -9,12 +9,14 @@ from importlib.metadata import version as _version
 from terngrad.ddp import Handle, ParameterServers, attach, hook
 from terngrad.errors import ConfigurationError, ExchangeError, ReplicaDivergence, TerngradError, WireError
 from terngrad.kernels import backend, backends, set_backend
-from terngrad.methods import Dense, Method, TernGrad, from_spec
+from terngrad.methods import DGC, SDAGC, Dense, Method, Sparse, TernGrad, from_spec
 from terngrad.virtual import VirtualWorkers
 
 __version__ = _version("terngrad")
 
 __all__ = [
+    "DGC",
+    "SDAGC",
     "ConfigurationError",
     "Dense",
     "ExchangeError",
@@ -22,6 +24,7 @@ __all__ = [
     "Method",
     "ParameterServers",
     "ReplicaDivergence",
+    "Sparse",
     "TernGrad",
     "TerngradError",
     "VirtualWorkers",

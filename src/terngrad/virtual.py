@@ -7,22 +7,24 @@ it depends on neither bucketing nor exchange; bytes are what one of the workers 
 from __future__ import annotations
 
 import operator
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from terngrad.codecs import Frame, Segment
+from terngrad.codecs import AnyFrame, Frame, Segment
 from terngrad.ddp.checks import cheapest, check_exchange, check_types, exchanges_for
 from terngrad.ddp.handle import as_method
+from terngrad.ddp.momentum import MomentumLink
 from terngrad.ddp.parameters import averaged_parameters, describe
 from terngrad.ddp.phases import Phases
 from terngrad.ddp.statistics import by_parameter, losses
 from terngrad.errors import ConfigurationError
-from terngrad.methods import BucketCode, Coder, Method
+from terngrad.exchange import LENGTH_BYTES
+from terngrad.methods import AnyBucket, Coder, Method, open_bucket
 
-_STATE_FORMAT = 1
+_STATE_FORMAT = 2
 
 
 class VirtualWorkers:
@@ -43,6 +45,7 @@ class VirtualWorkers:
         num_workers: int,
         *,
         exchange: str = "auto",
+        optimizer: torch.optim.Optimizer | None = None,
         seed: int = 0,
         measure_every: int = 100,
     ) -> None:
@@ -60,9 +63,14 @@ class VirtualWorkers:
         self._rows = torch.zeros(num_workers, total, dtype=self._dtype, device=next(iter(parameters.values())).device)
         infos = describe(parameters)
         self._coders = [Coder(method, infos, rank, num_workers, operator.index(seed)) for rank in range(num_workers)]
+        self._momentum = MomentumLink(optimizer, parameters, self._coders)
+        self._momentum.check(method)
+        if num_workers > 1:
+            self._momentum.follow(method, lambda _: None)
         self._measure_every = measure_every
         self._phases = Phases()
-        self._step = self._epoch = self._bytes = 0
+        self._step = self._epoch = 0
+        self._bytes = 0.0
         self._dense_bytes = 0.0
 
     # One step
@@ -92,61 +100,79 @@ class VirtualWorkers:
 
     def average(self) -> None:
         """Averages all workers' gradients as they would, and leaves the result in the parameters' grad."""
-        frame = self._frame(1)
         if self.num_workers > 1:
-            self._exchange(frame)
-        self._count(frame)
+            self._exchange()
+        self._step += 1
         for name, gradient in self.gradients(0).items():
             self._parameters[name].grad = gradient.clone()
 
-    def _exchange(self, frame: Frame) -> None:
+    def _exchange(self) -> None:
         """Leaves the average in the first row."""
+        count = self.num_workers
+        chosen = cheapest(self._exchanges, self.method, lambda shards: self._frame(shards).expected, count)
+        frame = self._frame(chosen.num_shards(count))
+        if isinstance(frame, Frame):
+            self._bytes += chosen.bytes_sent(frame, count)
+            frame = self._frame(1)  # the average is the same
+        codes = [open_bucket(coder, frame, self._rows[i], 0, self._step) for i, coder in enumerate(self._coders)]
         with self._phases("encode"):
-            codes = [BucketCode(coder, frame, self._rows[i], 0, self._step) for i, coder in enumerate(self._coders)]
             self._share_scalers(codes, frame)
-            messages = torch.zeros(self.num_workers, frame.nbytes, dtype=torch.uint8, device=self._rows.device)
-            for rank, code in enumerate(codes):
-                code.encode(messages[rank : rank + 1])
+            messages = [_messages_of(code) for code in codes]
         if self._measure_every > 0 and self._step % self._measure_every == 0:
             with self._phases("measure"):
-                codes[0].measure(messages[:1])
+                codes[0].measure()
         with self._phases("decode"):
-            codes[0].decode(messages)
+            self._decode(codes, messages)
             self._settle(codes)
+        self._bytes += (count - 1) * frame.scalers_nbytes
+        self._dense_bytes += 2 * (count - 1) / count * 4 * self._rows.shape[1]
 
-    def _share_scalers(self, codes: list[BucketCode], frame: Frame) -> None:
+    def _decode(self, codes: list[AnyBucket], messages: list[list[Tensor]]) -> None:
+        """The average in the first row, from messages by sender and shard. Counts those that vary."""
+        first = codes[0]
+        if not first.varies:
+            first.decode(torch.stack([row[0] for row in messages]))
+        elif len(messages[0]) == 1:
+            self._count_varying(messages)
+            first.unpack([row[0] for row in messages])
+        else:
+            shards = list(zip(*messages, strict=True))
+            sums = [code.add(list(shard)) for code, shard in zip(codes, shards, strict=True) if code.varies]
+            self._count_varying(messages, sums)
+            first.unpack_sums(sums)
+
+    def _count_varying(self, messages: list[list[Tensor]], sums: Sequence[Tensor] = ()) -> None:
+        """What a worker sends, as the mean over all workers: messages and sums of their actual lengths."""
+        count = self.num_workers
+        shards = len(messages[0])
+        sent = sum(message.numel() for row in messages for message in row)
+        to_others = (count - 1) * sent if shards == 1 else sent * (count - 1) // count
+        announced = count * (count - 1) * LENGTH_BYTES * (shards + bool(sums))
+        self._bytes += (to_others + (count - 1) * sum(total.numel() for total in sums) + announced) / count
+
+    def _share_scalers(self, codes: list[AnyBucket], frame: AnyFrame) -> None:
         if frame.num_units == 0:
             return
         messages = torch.zeros(self.num_workers, frame.scalers_nbytes, dtype=torch.uint8, device=self._rows.device)
-        for code, message in zip(codes, messages, strict=True):
+        scaled = [code.scaled for code in codes if code.scaled is not None]
+        for code, message in zip(scaled, messages, strict=True):
             code.scalers_message(message)
-        codes[0].take_scalers(messages)
-        for code in codes[1:]:
-            code.take_scalers_of(codes[0])
+        scaled[0].take_scalers(messages)
+        for code in scaled[1:]:
+            code.take_scalers_of(scaled[0])
 
-    def _settle(self, codes: list[BucketCode]) -> None:
+    def _settle(self, codes: list[AnyBucket]) -> None:
         """Ends the step of every worker as decoding the same average would."""
+        first = codes[0]
         for code in codes[1:]:
-            if code.coder.keeps_residuals:
-                code.buffer.copy_(codes[0].buffer)
-                code.settle_residuals()
+            code.settle_as(first)  # type: ignore[arg-type] # all are of one kind
         for coder in self._coders:
             coder.end_step()
 
-    def _frame(self, num_shards: int) -> Frame:
+    def _frame(self, num_shards: int) -> AnyFrame:
         coder = self._coders[0]
         dense = coder.is_dense_step(self._step, self._epoch)
         return coder.frame(self._segments, self._dtype, dense, num_shards)
-
-    def _count(self, frame: Frame) -> None:
-        """Adds what each worker would have sent with the exchange that a handle would have chosen."""
-        count = self.num_workers
-        if count > 1:
-            chosen = cheapest(self._exchanges, self.method, self._frame, count)
-            self._bytes += chosen.bytes_sent(self._frame(chosen.num_shards(count)), count)
-            self._bytes += (count - 1) * frame.scalers_nbytes
-            self._dense_bytes += 2 * (count - 1) / count * 4 * self._rows.shape[1]
-        self._step += 1
 
     # As the handle's
 
@@ -169,8 +195,8 @@ class VirtualWorkers:
         coder = self._coders[0]
         result: dict[str, Any] = {
             "steps": self._step,
-            "bytes_sent": self._bytes,
-            "bytes_received": self._bytes,
+            "bytes_sent": round(self._bytes),
+            "bytes_received": round(self._bytes),
             "dense_bytes": round(self._dense_bytes),
             "ratio": self._dense_bytes / self._bytes if self._bytes else 1.0,
             **{f"{name}_s": seconds for name, seconds in self._phases.seconds.items()},
@@ -195,7 +221,9 @@ class VirtualWorkers:
             "num_workers": self.num_workers,
             "bytes": self._bytes,
             "dense_bytes": self._dense_bytes,
-            "residuals": [{i: residual.clone() for i, residual in coder.residuals.items()} for coder in self._coders],
+            "residuals": [_clones(coder.residuals) for coder in self._coders],
+            "velocities": [_clones(coder.velocities) for coder in self._coders],
+            "momentum": self._momentum.state_dict(),
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -209,9 +237,24 @@ class VirtualWorkers:
                 )
         self._step, self._epoch = state["step"], state["epoch"]
         self._bytes, self._dense_bytes = state["bytes"], state["dense_bytes"]
-        for coder, residuals in zip(self._coders, state["residuals"], strict=True):
+        for coder, residuals, velocities in zip(self._coders, state["residuals"], state["velocities"], strict=True):
             coder.seed = state["seed"]
-            coder.residuals = {i: residual.to(self._rows.device, copy=True) for i, residual in residuals.items()}
+            coder.residuals = {i: found.to(self._rows.device, copy=True) for i, found in residuals.items()}
+            coder.velocities = {i: found.to(self._rows.device, copy=True) for i, found in velocities.items()}
+        self._momentum.load_state_dict(state["momentum"])
+
+
+def _messages_of(code: AnyBucket) -> list[Tensor]:
+    """A worker's messages, one for each shard."""
+    if code.varies:
+        return code.pack()
+    messages = torch.zeros(code.frame.num_shards, code.frame.nbytes, dtype=torch.uint8, device=code.buffer.device)
+    code.encode(messages)
+    return list(messages)
+
+
+def _clones(states: Mapping[int, Tensor]) -> dict[int, Tensor]:
+    return {i: state.clone() for i, state in states.items()}
 
 
 def _one_type(parameters: Mapping[str, nn.Parameter]) -> torch.dtype:

@@ -19,7 +19,6 @@ from torch.profiler import ProfilerActivity, profile
 
 import terngrad as tg
 from terngrad.codecs import Frame, Segment
-from terngrad.kernels import Code
 
 from .workloads import Net, Stage, attached, digest, distance, gradients, message_of, parameters, same, step_once, train
 
@@ -380,7 +379,7 @@ def message_bytes(spec: str, exchange: str, world_size: int, order: list[int]) -
     frame = Frame(
         ternary,
         dense,
-        code=method.code if isinstance(method, tg.TernGrad) else Code.BASE3,
+        codec=method.codec if isinstance(method, tg.TernGrad) else "base3",
         block=method.block if isinstance(method, tg.TernGrad) else 0,
         dense_type=torch.float16 if spec == "fp16" else torch.float32,
         num_shards=world_size if exchange == "two-shot" else 1,

@@ -107,6 +107,24 @@ def test_links_count_what_a_transfer_of_known_size_sent(possible: None, link: st
     assert receiver.sent == sender.received < 0.05 * num_bytes
 
 
+@pytest.mark.parametrize("method", ["fp32", "terngrad"])
+def test_links_carry_what_the_statistics_of_a_training_say(possible: None, method: str) -> None:
+    """Of the steps alone, without what starting costs: of a long training less a short one, within three per cent."""
+    carried = []
+    for num_steps in (5, 45):
+        result, lines, _ = run(2, [sys.executable, str(HERE / "lab_training.py"), str(num_steps), method], "1gbit")
+        assert result.exit_codes == (0, 0)
+        told = {line[:8]: json.loads(line[9:]) for line in lines}
+        sides = [
+            (*told[f"[host {i}]"], link.payload_sent, link.payload_received) for i, link in enumerate(result.link_bytes)
+        ]
+        carried.append(sides)
+    for short, long in zip(*carried, strict=True):
+        told_sent, told_received, sent, received = (b - a for a, b in zip(short, long, strict=True))
+        assert sent == pytest.approx(told_sent, rel=0.03)
+        assert received == pytest.approx(told_received, rel=0.03)
+
+
 def test_an_idle_link_carries_nothing(possible: None) -> None:
     with Lab(2, "100mbit") as made:
         output_of(made, 0, ["sleep", "1"])

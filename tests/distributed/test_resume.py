@@ -162,7 +162,7 @@ def refusals(rank: int, world_size: int) -> dict[str, Any]:
         ("world size", ["world_size is 4", "this handle has 2", "drain"]),
         ("name", ["encoder.weight", "does not have"]),
         ("size", ["first.weight", "2303", "2304"]),
-        ("format", ["format is 99", "this handle has 1"]),
+        ("format", ["format is 99", "this handle has 2"]),
         ("steps", ["ranks differ in step", "rank 0: 5", "rank 1: 6"]),
     ],
 )

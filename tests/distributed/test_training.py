@@ -252,7 +252,7 @@ def wide_net() -> nn.Module:
 def course(workers: Workers) -> dict[str, NDArray[Any]]:
     """The model after a few steps; as arrays, which unlike tensors outlive the process they come from."""
     optimizer = torch.optim.SGD(workers.module.parameters(), lr=0.1)
-    workers.start()
+    workers.start(optimizer)
     for step in range(4):
         optimizer.zero_grad()
         done = workers.compute(step)

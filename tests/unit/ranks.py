@@ -8,8 +8,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from terngrad.codecs import Frame, Segment
-from terngrad.methods import BucketCode, Coder, Method, ParameterInfo
+from terngrad.codecs import AnyFrame, Frame, Segment
+from terngrad.methods import AnyBucket, BucketCode, Coder, Method, ParameterInfo, open_bucket
 
 
 def segments_of(sizes: Iterable[int]) -> tuple[Segment, ...]:
@@ -43,23 +43,50 @@ class Ranks:
     def world_size(self) -> int:
         return len(self.coders)
 
-    def frame(self, dtype: torch.dtype, num_shards: int, step: int = 0) -> Frame:
+    def any_frame(self, dtype: torch.dtype, num_shards: int, step: int = 0) -> AnyFrame:
         coder = self.coders[0]
         return coder.frame(self.segments, dtype, coder.is_dense_step(step, 0), num_shards)
 
-    def encode(self, gradients: Sequence[Tensor], num_shards: int, step: int) -> tuple[list[BucketCode], Tensor]:
-        """Each rank's bucket, and their messages: (sender, shard, bytes). The gradients are not changed."""
-        codes: list[BucketCode] = []
-        for coder, gradient in zip(self.coders, gradients, strict=True):
-            frame = coder.frame(self.segments, gradient.dtype, coder.is_dense_step(step, 0), num_shards)
-            codes.append(BucketCode(coder, frame, gradient.clone(), 4, step))
-        frame = codes[0].frame
+    def frame(self, dtype: torch.dtype, num_shards: int, step: int = 0) -> Frame:
+        found = self.any_frame(dtype, num_shards, step)
+        assert isinstance(found, Frame)
+        return found
+
+    def open(self, gradients: Sequence[Tensor], num_shards: int, step: int = 0) -> list[AnyBucket]:
+        """Each rank's bucket, scalers exchanged. The gradients are not changed."""
+        frame = self.any_frame(gradients[0].dtype, num_shards, step)
+        pairs = zip(self.coders, gradients, strict=True)
+        codes = [open_bucket(coder, frame, gradient.clone(), 4, step) for coder, gradient in pairs]
         if frame.num_units:
             scalers = new_messages(self.world_size, frame.scalers_nbytes)
-            for code, message in zip(codes, scalers, strict=True):
+            scaled = [code.scaled for code in codes if code.scaled is not None]
+            for code, message in zip(scaled, scalers, strict=True):
                 code.scalers_message(message)
-            for code in codes:
+            for code in scaled:
                 code.take_scalers(scalers)
+        return codes
+
+    def reduce(self, gradients: Sequence[Tensor], num_shards: int = 1, step: int = 0) -> list[Tensor]:
+        """What each rank's buffer holds after a step whose messages vary: one shard, or as many as ranks."""
+        codes = self.open(gradients, num_shards, step)
+        varying = [code for code in codes if code.varies]
+        assert len(varying) == self.world_size
+        messages = [code.pack() for code in varying]
+        if num_shards == 1:
+            for code in varying:
+                code.unpack([row[0] for row in messages])
+        else:
+            sums = [code.add([row[i] for row in messages]) for i, code in enumerate(varying)]
+            for code in varying:
+                code.unpack_sums(sums)
+        for code in varying:
+            code.coder.end_step()
+        return [code.buffer for code in varying]
+
+    def encode(self, gradients: Sequence[Tensor], num_shards: int, step: int) -> tuple[list[BucketCode], Tensor]:
+        """Each rank's bucket, and their messages: (sender, shard, bytes). The gradients are not changed."""
+        codes = [code for code in self.open(gradients, num_shards, step) if isinstance(code, BucketCode)]
+        frame = self.frame(gradients[0].dtype, num_shards, step)
         messages = torch.zeros(self.world_size, num_shards, frame.nbytes, dtype=torch.uint8)
         for code, own in zip(codes, messages, strict=True):
             code.encode(own)
@@ -67,6 +94,8 @@ class Ranks:
 
     def all_gather(self, gradients: Sequence[Tensor], step: int = 0) -> list[Tensor]:
         """What each rank's buffer holds after a step."""
+        if not isinstance(self.any_frame(gradients[0].dtype, 1, step), Frame):
+            return self.reduce(gradients, 1, step)
         codes, messages = self.encode(gradients, 1, step)
         for code in codes:
             code.decode(messages[:, 0])
@@ -74,6 +103,8 @@ class Ranks:
         return [code.buffer for code in codes]
 
     def two_shot(self, gradients: Sequence[Tensor], step: int = 0) -> list[Tensor]:
+        if not isinstance(self.any_frame(gradients[0].dtype, 1, step), Frame):
+            return self.reduce(gradients, self.world_size, step)
         codes, messages = self.encode(gradients, self.world_size, step)
         sums = self.sum_shards(codes, messages)
         for code in codes:

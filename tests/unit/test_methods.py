@@ -105,7 +105,7 @@ def test_from_spec_reads(spec: str, method: Method) -> None:
 @pytest.mark.parametrize(
     ("spec", "message"),
     [
-        ("qsgd", "method 'qsgd': there is bf16, fp16, fp32, terngrad, terngrad-paper; pass one of these"),
+        ("qsgd", "method 'qsgd': there is bf16, dgc, fp16, fp32, sdagc, terngrad, terngrad-paper; pass one of these"),
         ("terngrad:clap=1", "no option 'clap=1'; terngrad takes clip=..., sigma=..."),
         ("terngrad:clip", "no option 'clip'; terngrad takes clip=..."),
         ("terngrad:clip=wide", "clip='wide' is not a float"),
@@ -305,7 +305,7 @@ def test_equal_gradients_are_drawn_anew_on_every_rank_in_every_step_for_every_pa
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
-@pytest.mark.parametrize("codec", CODES)
+@pytest.mark.parametrize("codec", ["two-bit", "base3"])
 def test_with_own_scalers_every_rank_counts_with_its_own(codec: str, dtype: torch.dtype) -> None:
     ranks = Ranks.start(replace(TERNARY, shared=False, codec=codec), SIZES, 2)
     gradients = gradients_of(ranks)
@@ -412,7 +412,7 @@ def test_measurements_are_what_the_codes_lost() -> None:
     (gradient,) = gradients_of(ranks)
     codes, messages = ranks.encode([gradient], 1, 0)
     for _ in range(2):
-        codes[0].measure(messages[0])
+        codes[0].measure()
     codes[0].decode(messages[:, 0])
     sent = codes[0].buffer.double()
     assert sorted(ranks.coders[0].measured) == [0, 2, 3]

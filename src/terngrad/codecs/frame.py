@@ -18,33 +18,24 @@ import torch
 from torch import Tensor
 
 from terngrad.codecs.header import HEADER_BYTES, Body, DenseType
-from terngrad.errors import WireError
-from terngrad.kernels import Code, Run, Runs, level_rows, packed_bytes
+from terngrad.codecs.segments import DENSE_TYPES, WIRE_TYPES, DenseSpan, Segment, cut_dense, share
+from terngrad.kernels import (
+    MOST_SYMBOL_PAYLOADS,
+    Code,
+    Run,
+    Runs,
+    level_rows,
+    packed_bytes,
+    symbol_bytes,
+    symbol_digits,
+)
 from terngrad.kernels.layout import GROUP_BYTES, LANES, Int64Array
 
 ALIGNMENT = 16
 
-CODES = {"two-bit": Code.TWO_BIT, "base3": Code.BASE3}
-DENSE_TYPES = {"fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}
-_WIRE_TYPES = {torch.float32: DenseType.FP32, torch.float16: DenseType.FP16, torch.bfloat16: DenseType.BF16}
-
-
-@dataclass(frozen=True)
-class Segment:
-    """One parameter's place in a bucket: elements source .. source + numel are parameter number `index`."""
-
-    index: int
-    source: int
-    numel: int
-
-
-@dataclass(frozen=True)
-class DenseSpan:
-    """Elements source .. source + numel of the bucket, at element `target` of a shard's dense part."""
-
-    source: int
-    numel: int
-    target: int
+ENTROPY = "entropy"  # base3, and then an entropy coder
+CODES = {"two-bit": Code.TWO_BIT, "base3": Code.BASE3, ENTROPY: Code.BASE3}
+_BODIES = {"two-bit": Body.TWO_BIT, "base3": Body.BASE3, ENTROPY: Body.ENTROPY}
 
 
 @dataclass(frozen=True)
@@ -96,7 +87,7 @@ class Frame:
         ternary: Sequence[Segment],
         dense: Sequence[Segment],
         *,
-        code: Code,
+        codec: str,
         block: int,
         dense_type: torch.dtype,
         num_shards: int,
@@ -104,7 +95,8 @@ class Frame:
     ) -> None:
         self.ternary = tuple(ternary)
         self.dense = tuple(dense)
-        self.code = code
+        self.codec = codec
+        self.code = CODES[codec]
         self.block = block
         self.dense_dtype = dense_type
         self.num_shards = num_shards
@@ -115,8 +107,8 @@ class Frame:
         self.units = _unit_slices(ternary, block)
         self.shards = [self._cut(shard) for shard in range(num_shards)]
         # Shards differ by a group at most; all take the room of the largest, so that one collective moves them.
-        self.nbytes = max(_aligned(s.dense_at + self._dense_bytes(s)) for s in self.shards)
-        self.sum_nbytes = max(_aligned(s.sum_dense_at + self._dense_bytes(s)) for s in self.shards)
+        self.nbytes = max(_aligned(s.dense_at + self.dense_bytes(s)) for s in self.shards)
+        self.sum_nbytes = max(_aligned(s.sum_dense_at + self.dense_bytes(s)) for s in self.shards)
         self.runs = self._all_runs()
         # For each run, the position of its segment among the ternary ones.
         starts = np.array([segment.source for segment in ternary], dtype=np.int64)
@@ -124,12 +116,13 @@ class Frame:
 
     @cached_property
     def description(self) -> bytes:
-        """Everything that `from_description` needs to make an equal frame elsewhere."""
+        """Everything that `read_description` needs to make an equal frame elsewhere."""
         return json.dumps(
             {
+                "kind": "ternary",
                 "ternary": [astuple(segment) for segment in self.ternary],
                 "dense": [astuple(segment) for segment in self.dense],
-                "code": next(name for name, code in CODES.items() if code is self.code),
+                "codec": self.codec,
                 "block": self.block,
                 "dense_type": next(name for name, dtype in DENSE_TYPES.items() if dtype == self.dense_dtype),
                 "num_shards": self.num_shards,
@@ -137,25 +130,10 @@ class Frame:
             }
         ).encode()
 
-    @classmethod
-    def from_description(cls, description: bytes) -> Frame:
-        """The frame that was described; WireError if this is no description."""
-        try:
-            found = json.loads(description)
-            ternary, dense = ([Segment(*segment) for segment in found[key]] for key in ("ternary", "dense"))
-            return cls(
-                ternary,
-                dense,
-                code=CODES[found["code"]],
-                block=found["block"],
-                dense_type=DENSE_TYPES[found["dense_type"]],
-                num_shards=found["num_shards"],
-                world_size=found["world_size"],
-            )
-        except (ValueError, KeyError, TypeError) as error:
-            raise WireError(
-                f"the description of a bucket cannot be read ({error!r}); it was corrupted on its way"
-            ) from error
+    @property
+    def expected(self) -> Frame:
+        """The sizes that predictions go by."""
+        return self
 
     @property
     def num_units(self) -> int:
@@ -168,19 +146,31 @@ class Frame:
 
     @property
     def body(self) -> Body:
-        if not self.ternary:
-            return Body.DENSE
-        return Body.TWO_BIT if self.code is Code.TWO_BIT else Body.BASE3
+        return _BODIES[self.codec] if self.ternary else Body.DENSE
 
     @property
     def sum_body(self) -> Body:
-        return Body.LEVELS if self.ternary else Body.DENSE
+        if not self.ternary:
+            return Body.DENSE
+        return Body.ENTROPY_SUMS if self.codec == ENTROPY else Body.LEVELS
+
+    @property
+    def sum_digits(self) -> int:
+        """How many levels of a sum make a symbol for the entropy coder; 0 where sums are packed as levels."""
+        coded = self.codec == ENTROPY and self.world_size <= MOST_SYMBOL_PAYLOADS
+        return symbol_digits(self.world_size) if coded else 0
+
+    def sum_bytes(self, length: int) -> int:
+        """Of the sum of a run, in a plain message."""
+        if self.sum_digits:
+            return symbol_bytes(length, self.sum_digits)
+        return packed_bytes(length, level_rows(self.world_size))
 
     @property
     def dense_wire_type(self) -> DenseType:
-        return _WIRE_TYPES[self.dense_dtype] if self.dense else DenseType.NONE
+        return WIRE_TYPES[self.dense_dtype] if self.dense else DenseType.NONE
 
-    def _dense_bytes(self, shard: Shard) -> int:
+    def dense_bytes(self, shard: Shard) -> int:
         return shard.num_dense * self.dense_dtype.itemsize
 
     def _all_runs(self) -> Runs:
@@ -197,17 +187,15 @@ class Frame:
     def _cut(self, shard: int) -> Shard:
         runs = self._cut_runs(shard)
         codes = sum(packed_bytes(run.length, self.code.rows) for run in runs)
-        levels = sum(packed_bytes(run.length, level_rows(self.world_size)) for run in runs)
-        return Shard(Runs(runs, self.block), self._cut_dense(shard), HEADER_BYTES + codes, HEADER_BYTES + levels)
-
-    def _share(self, total: int, shard: int) -> tuple[int, int]:
-        return total * shard // self.num_shards, total * (shard + 1) // self.num_shards
+        levels = sum(self.sum_bytes(run.length) for run in runs)
+        dense = cut_dense(self.dense, shard, self.num_shards)
+        return Shard(Runs(runs, self.block), dense, HEADER_BYTES + codes, HEADER_BYTES + levels)
 
     def _cut_runs(self, shard: int) -> list[Run]:
         """This shard's part of every ternary segment, cut at whole groups."""
         group = self.code.rows * LANES
         counts = [-(-segment.numel // group) for segment in self.ternary]
-        begin, end = self._share(sum(counts), shard)
+        begin, end = share(sum(counts), shard, self.num_shards)
         runs: list[Run] = []
         start = unit = 0
         packed = levels = HEADER_BYTES
@@ -217,23 +205,12 @@ class Frame:
                 offset, stop = first * group, min(last * group, segment.numel)
                 runs.append(Run(segment.source + offset, stop - offset, offset, unit, packed, levels))
                 packed += (last - first) * GROUP_BYTES
-                levels += packed_bytes(stop - offset, level_rows(self.world_size))
+                levels += self.sum_bytes(stop - offset)
             start += count
             unit += units_of(segment.numel, self.block)
         return runs
 
-    def _cut_dense(self, shard: int) -> tuple[DenseSpan, ...]:
-        begin, end = self._share(sum(segment.numel for segment in self.dense), shard)
-        spans: list[DenseSpan] = []
-        start = 0
-        for segment in self.dense:
-            first, last = max(begin - start, 0), min(end - start, segment.numel)
-            if first < last:
-                spans.append(DenseSpan(segment.source + first, last - first, start + first - begin))
-            start += segment.numel
-        return tuple(spans)
-
     def dense_part(self, message: Tensor, shard: Shard, sums: bool = False) -> Tensor:
         """The dense values of a message, as a view of their type."""
         start = shard.sum_dense_at if sums else shard.dense_at
-        return message[start : start + self._dense_bytes(shard)].view(self.dense_dtype)
+        return message[start : start + self.dense_bytes(shard)].view(self.dense_dtype)

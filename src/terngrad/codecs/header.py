@@ -31,6 +31,10 @@ class Body(IntEnum):
     BASE3 = 3
     LEVELS = 4
     DENSE = 5
+    ENTROPY = 6
+    ENTROPY_SUMS = 7
+    SPARSE = 8
+    SPARSE_SUMS = 9
 
 
 class DenseType(IntEnum):

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from functools import reduce
 from typing import Any
 
+import torch
 import torch.distributed as dist
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
@@ -49,14 +50,18 @@ def attach(
     method: Method | str = "terngrad",
     *,
     exchange: str | ParameterServers = "auto",
+    optimizer: torch.optim.Optimizer | None = None,
+    grad_scaler: torch.amp.GradScaler | None = None,
     seed: int = 0,
     verify_every: int = 0,
     measure_every: int = 100,
 ) -> Handle:
     """Sends the gradients of a DDP model by `method` from the next backward pass on. Call it on all ranks.
 
-    method: a method, or its spec: "terngrad", "terngrad:codec=two-bit,block=512", "fp32", "fp16", "bf16".
+    method: a method, or its spec: "terngrad", "terngrad:codec=entropy", "sdagc:threshold=4", "dgc", "fp16" and others.
     exchange: "all-gather", "two-shot", "auto" for the cheaper of the two for each bucket, or ParameterServers.
+    optimizer: the model's, for methods that take its momentum over ("sdagc", "dgc"); detach() gives it back.
+    grad_scaler: of AMP, for methods that hold something back, so that this follows the scale of the loss.
     seed: of the ternary draws; the same on every rank.
     verify_every: compare all parameters across ranks every so many steps (0: never).
     measure_every: measure density and compression error every so many steps (0: never).
@@ -74,6 +79,8 @@ def attach(
         ddp.process_group,
         method,
         exchange=exchange,
+        optimizer=optimizer,
+        grad_scaler=grad_scaler,
         seed=seed,
         verify_every=verify_every,
         measure_every=measure_every,

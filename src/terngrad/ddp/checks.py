@@ -78,7 +78,8 @@ def _first_differing(parameters: Sequence[Sequence[object]]) -> list[str]:
 _ADVICE = {
     "format": "load it with the terngrad that wrote it",
     "method": "attach with, or set_method to, the method that was saved",
-    "world_size": "residuals belong to a rank; resume with as many, or drain before saving",
+    "world_size": "what is held back belongs to a rank; resume with as many, drain() and detach() before saving, or "
+    "pass on_resize='reset', which drops it",
     "rank": "every rank loads the state that it saved itself",
 }
 
@@ -87,7 +88,7 @@ def problem_with_state(
     state: Mapping[str, Any], mine: Mapping[str, object], parameters: Mapping[str, nn.Parameter]
 ) -> str | None:
     """Why a saved state cannot be continued exactly by a handle that has `mine`, or None if it can."""
-    residuals = state.get("residuals", {})
+    residuals = {**state.get("residuals", {}), **state.get("velocities", {})}
     for key in ("format", "method", *(("world_size", "rank") if residuals else ())):
         if state.get(key) != mine[key]:
             return f"{key} is {state.get(key)!r}, this handle has {mine[key]!r}; {_ADVICE[key]}"

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import operator
 import weakref
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from terngrad.codecs import Frame, Segment
+from terngrad.codecs import AnyFrame, Segment
 from terngrad.ddp.checks import (
     cheapest,
     check_exchange,
@@ -22,6 +22,7 @@ from terngrad.ddp.checks import (
 )
 from terngrad.ddp.futures import after_backward, done, plain_average
 from terngrad.ddp.lane import Lane
+from terngrad.ddp.momentum import MomentumLink
 from terngrad.ddp.parameters import averaged_parameters, describe
 from terngrad.ddp.phases import Phases
 from terngrad.ddp.scratch import Scratch
@@ -32,9 +33,9 @@ from terngrad.ddp.task import BucketTask, CallTask, SparseTask
 from terngrad.ddp.verify import verify
 from terngrad.errors import ConfigurationError
 from terngrad.exchange import Channel, Exchange, own_group
-from terngrad.methods import BucketCode, Coder, Method, from_spec
+from terngrad.methods import AnyBucket, Coder, Method, from_spec, open_bucket
 
-_STATE_FORMAT = 1
+_STATE_FORMAT = 2
 
 
 def as_method(method: Method | str) -> Method:
@@ -61,6 +62,8 @@ class Handle:
         method: Method | str,
         *,
         exchange: str | ParameterServers = "auto",
+        optimizer: torch.optim.Optimizer | None = None,
+        grad_scaler: torch.amp.GradScaler | None = None,
         seed: int = 0,
         verify_every: int = 0,
         measure_every: int = 100,
@@ -92,6 +95,9 @@ class Handle:
         self._coder = Coder(
             method, describe(self._parameters), self._channel.rank, self._channel.world_size, operator.index(seed)
         )
+        self._momentum = MomentumLink(optimizer, self._parameters, [self._coder])
+        self._momentum.check(method)
+        self._grad_scaler = grad_scaler
         self._counters = Counters()
         self._segments: dict[tuple[int, ...], tuple[Segment, ...]] = {}
         self._step = 0
@@ -103,6 +109,7 @@ class Handle:
         except BaseException:
             self._lane.close()
             raise
+        self._follow_method()
         self._attached = True
 
     # For the user
@@ -142,12 +149,36 @@ class Handle:
             method = as_method(method)
             check_exchange(self._exchange, method)
             check_types(self._parameters, method)
+            self._momentum.check(method)
         except ConfigurationError as error:
             problem = error
         self._agree("set_method", method=getattr(method, "spec", method), problem=str(problem))
         if problem:
             raise problem
         self._coder.set_method(as_method(method))
+        self._follow_method()
+
+    def _follow_method(self) -> None:
+        """Has momentum where the method wants it."""
+        if self._channel.world_size > 1:
+            self._momentum.follow(self.method, self._mean_over_ranks)
+
+    def _mean_over_ranks(self, tensors: Sequence[Tensor]) -> None:
+        """Replaces each tensor by its mean over all ranks."""
+        if not tensors:
+            return
+        flat = torch.cat([tensor.flatten() for tensor in tensors])
+
+        def average() -> None:
+            with naming(lambda: f"rank {self._channel.rank}, step {self._step}, averaging velocities"):
+                self._channel.all_reduce(flat, 2 * flat.nbytes).wait()
+
+        self._lane.call(average)
+        flat /= self._channel.world_size
+        first = 0
+        for tensor in tensors:
+            tensor.copy_(flat[first : first + tensor.numel()].view_as(tensor))
+            first += tensor.numel()
 
     def drain(self) -> None:
         """Makes the next step dense: it sends the residuals as well, and leaves none."""
@@ -155,8 +186,13 @@ class Handle:
         self._coder.draining = True
 
     def detach(self) -> None:
-        """Back to plain averaging by DDP's own process group. What is still held back is lost: drain() first."""
+        """Back to plain averaging by DDP's own process group. What is still held back is lost: drain() first.
+
+        Momentum that a method has taken over goes back to the optimizer.
+        """
         if self._attached:
+            if self._channel.world_size > 1 and self._lane.error is None:
+                self._momentum.give_back(self._mean_over_ranks)
             self._attached = False
             # The group stays: torch would give its name to the next one, which then finds the old one's addresses.
             self._lane.close()
@@ -174,23 +210,37 @@ class Handle:
             "world_size": self._channel.world_size,
             "draining": self._coder.draining,
             "residuals": {names[i]: residual.clone() for i, residual in list(self._coder.residuals.items())},
+            "velocities": {names[i]: velocity.clone() for i, velocity in list(self._coder.velocities.items())},
+            "scale": self._coder.scale,
+            "momentum": self._momentum.state_dict(),
         }
 
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Continues where `state_dict` was taken. Refuses, on all ranks, what one of them cannot continue exactly."""
+    def load_state_dict(self, state: Mapping[str, Any], on_resize: str = "refuse") -> None:
+        """Continues where `state_dict` was taken. Refuses, on all ranks, what one of them cannot continue exactly.
+
+        What is held back belongs to a rank. With another number of ranks it can only be dropped, which
+        `on_resize="reset"` allows.
+        """
+        if on_resize not in ("refuse", "reset"):
+            raise ConfigurationError(f"load_state_dict(on_resize={on_resize!r}): there is 'refuse' and 'reset'")
+        if on_resize == "reset" and state.get("world_size") != self._channel.world_size:
+            state = {**state, "residuals": {}, "velocities": {}}
         problem = self._problem_with(state)
         self._agree("load_state_dict", state=problem or "usable", step=state.get("step"), seed=state.get("seed"))
         if problem:
             raise ConfigurationError(f"load_state_dict: {problem}")
-        index = {name: i for i, name in enumerate(self._parameters)}
         self._coder.seed = state["seed"]
         self._step = state["step"]
         self._epoch = state["epoch"]
         self._coder.draining = state["draining"]
-        self._coder.residuals = {
-            index[name]: residual.to(self._parameters[name].device, copy=True)
-            for name, residual in state["residuals"].items()
-        }
+        self._coder.residuals = self._by_index(state["residuals"])
+        self._coder.velocities = self._by_index(state["velocities"])
+        self._coder.scale = state["scale"]
+        self._momentum.load_state_dict(state["momentum"])
+
+    def _by_index(self, named: Mapping[str, Tensor]) -> dict[int, Tensor]:
+        index = {name: i for i, name in enumerate(self._parameters)}
+        return {index[name]: found.to(self._parameters[name].device, copy=True) for name, found in named.items()}
 
     def _problem_with(self, state: Mapping[str, Any]) -> str | None:
         mine = {
@@ -218,6 +268,8 @@ class Handle:
             after_backward(self._end_backward)
         if position == 0 and self._channel.world_size > 1:
             self._begin_step(step, in_backward, buffer.device)
+            if self._grad_scaler is not None:
+                self._coder.rescale(self._grad_scaler.get_scale())
         if bucket.is_last():
             self._count_step()
         elif bucket.index() < position:
@@ -287,7 +339,7 @@ class Handle:
         self._counters.add_bucket(buffer.numel(), self._channel.world_size)
         measured = self._measure_every > 0 and step % self._measure_every == 0
 
-        def open_code() -> tuple[BucketCode, Exchange]:
+        def open_code() -> tuple[AnyBucket, Exchange]:
             return self._open(buffer, segments, number, step, epoch)
 
         scratch = self._scratch[number % 2]
@@ -296,17 +348,17 @@ class Handle:
 
     def _open(
         self, buffer: Tensor, segments: tuple[Segment, ...], bucket: int, step: int, epoch: int
-    ) -> tuple[BucketCode, Exchange]:
+    ) -> tuple[AnyBucket, Exchange]:
         """Picks the exchange for a bucket (the same on all ranks: it depends on sizes alone) and starts its code."""
         world_size = self._channel.world_size
         dense = self._coder.is_dense_step(step, epoch)
 
-        def frame_of(num_shards: int) -> Frame:
+        def frame_of(num_shards: int) -> AnyFrame:
             return self._coder.frame(segments, buffer.dtype, dense, num_shards)
 
-        exchange = cheapest(self._exchanges, self._coder.method, frame_of, world_size)
+        exchange = cheapest(self._exchanges, self.method, lambda shards: frame_of(shards).expected, world_size)
         frame = frame_of(exchange.num_shards(world_size))
-        return BucketCode(self._coder, frame, buffer, bucket, step), exchange
+        return open_bucket(self._coder, frame, buffer, bucket, step), exchange
 
     def _segments_of(self, bucket: Bucket, number: int) -> tuple[Segment, ...]:
         """Where each parameter lies in the bucket; DDP may have built its buckets anew."""

@@ -18,4 +18,4 @@ def averaged_parameters(module: nn.Module) -> dict[str, nn.Parameter]:
 def describe(parameters: Mapping[str, nn.Parameter]) -> list[ParameterInfo]:
     """All parameters in the order of registration; the last layer is the module that owns the last of them."""
     last = list(parameters)[-1].rpartition(".")[0] if parameters else ""
-    return [ParameterInfo(name, p.numel(), name.rpartition(".")[0] == last) for name, p in parameters.items()]
+    return [ParameterInfo(name, p.numel(), name.rpartition(".")[0] == last, p.dim()) for name, p in parameters.items()]

@@ -8,16 +8,17 @@ from __future__ import annotations
 
 import datetime as dt
 import weakref
+from collections.abc import Sequence
 from typing import Protocol
 
 import torch.distributed as dist
 from torch import Tensor
 
-from terngrad.codecs import Envelope, Frame
+from terngrad.codecs import Frame, read_description
 from terngrad.ddp.stage import naming
 from terngrad.errors import ConfigurationError
 from terngrad.exchange import Roster, Served, Server, ServerExchange, timeout_of
-from terngrad.methods import add_shard
+from terngrad.methods import add_messages
 
 PATIENCE_S = 3600.0
 
@@ -34,12 +35,12 @@ class _Layout:
 
     def __init__(self, description: bytes) -> None:
         self.description = description
-        self._frame = Frame.from_description(description)
+        self._frame = read_description(description)
         self.nbytes, self.sum_nbytes = self._frame.nbytes, self._frame.sum_nbytes
+        self.varies = not isinstance(self._frame, Frame)
 
-    def add(self, shard: int, label: tuple[int, int], messages: Tensor, target: Tensor) -> None:
-        step, bucket = label
-        add_shard(Envelope(self._frame, bucket, step), shard, messages, target)
+    def add(self, shard: int, label: tuple[int, int], messages: Sequence[Tensor]) -> Tensor:
+        return add_messages(self._frame, label, shard, messages)
 
 
 class ParameterServers:

@@ -10,7 +10,7 @@ from terngrad.ddp.scratch import Scratch
 from terngrad.ddp.stage import Stage
 from terngrad.ddp.statistics import Counters
 from terngrad.exchange import Channel, Exchange
-from terngrad.methods import BucketCode
+from terngrad.methods import AnyBucket, BucketCode
 
 Complete = Callable[[BaseException | None], None]
 
@@ -20,7 +20,7 @@ class BucketTask:
 
     def __init__(
         self,
-        open_code: Callable[[], tuple[BucketCode, Exchange]],
+        open_code: Callable[[], tuple[AnyBucket, Exchange]],
         channel: Channel,
         scratch: Scratch,
         stage: Stage,
@@ -38,21 +38,21 @@ class BucketTask:
         with self._stage():
             with self._stage.phases("encode"):
                 self._code, exchange = self._open_code()
-            self._transfer = exchange.open(self._channel, self._code.frame, self._take, self._stage.phases)
-            if self._code.frame.num_units:
-                self._share_scalers()
-            messages = self._transfer.send(self._code)
+            self._transfer = exchange.open(self._code, self._channel, self._take, self._stage.phases)
+            if self._code.scaled is not None:
+                self._share_scalers(self._code.scaled)
+            self._transfer.send()
             if self._measured:
                 with self._stage.phases("measure"):
-                    self._code.measure(messages)
+                    self._code.measure()
 
     def forward(self) -> None:
         with self._stage():
-            self._transfer.forward(self._code)
+            self._transfer.forward()
 
     def finish(self) -> None:
         with self._stage():
-            self._transfer.receive(self._code)
+            self._transfer.receive()
         # They refer to this task in turn. Left to the garbage collector, they would hold on to buckets that DDP has
         # replaced: a whole second gradient.
         del self._transfer, self._code
@@ -60,15 +60,15 @@ class BucketTask:
     def _take(self, role: str, rows: int, row_bytes: int) -> Tensor:
         return self._scratch.take(self._code.buffer.device, role, rows, row_bytes)
 
-    def _share_scalers(self) -> None:
-        size = self._code.frame.scalers_nbytes
+    def _share_scalers(self, code: BucketCode) -> None:
+        size = code.frame.scalers_nbytes
         received = self._take("scalers", self._channel.world_size, size)
         with self._stage.phases("encode"):
-            self._code.scalers_message(received[self._channel.rank])
+            code.scalers_message(received[self._channel.rank])
         with self._stage.phases("exchange"):
             self._channel.all_gather(received).wait()
         with self._stage.phases("encode"):
-            self._code.take_scalers(received)
+            code.take_scalers(received)
 
 
 class SparseTask:

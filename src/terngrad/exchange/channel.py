@@ -67,14 +67,20 @@ class Channel:
         self.count(size, size)
         if own.numel() <= SMALL_BYTES:
             return Pending([_torch_all_gather(rows.view(-1), own, group=self.group, async_op=True)])
-        return self._swap(rows, [own] * self.world_size)
+        return self._post(rows, [own] * self.world_size)
 
     def all_to_all(self, received: Tensor, messages: Tensor) -> Pending:
         """Row r of `messages` goes to rank r; row r of `received` comes from it."""
         size = (self.world_size - 1) * messages[0].numel()
         self.count(size, size)
         received[self.rank].copy_(messages[self.rank])
-        return self._swap(received, messages)
+        return self._post(received, messages)
+
+    def swap(self, received: Sequence[Tensor], messages: Sequence[Tensor]) -> Pending:
+        """Message r goes to rank r, `received[r]` comes from it; they may differ in length. One's own do not move."""
+        others = [rank for rank in range(self.world_size) if rank != self.rank]
+        self.count(sum(messages[rank].numel() for rank in others), sum(received[rank].numel() for rank in others))
+        return self._post(received, messages)
 
     def all_reduce(self, tensor: Tensor, num_bytes: int) -> Pending:
         """Sums a tensor that is passed through as it is; the caller knows how many bytes that sends."""
@@ -86,7 +92,7 @@ class Channel:
         self.bytes_sent += sent
         self.bytes_received += received
 
-    def _swap(self, received: Tensor, messages: Sequence[Tensor] | Tensor) -> Pending:
+    def _post(self, received: Sequence[Tensor] | Tensor, messages: Sequence[Tensor] | Tensor) -> Pending:
         """Sends message r to rank r and receives row r from it; every rank starts with another one."""
         operations = []
         for distance in range(1, self.world_size):

@@ -1,9 +1,16 @@
-"""What is sent and what is kept back: TernGrad, and dense gradients as methods of the same kind."""
+"""What is sent and what is kept back: TernGrad, SDAGC, DGC, and dense gradients as methods of the same kind."""
 
+from terngrad.methods.adding import add_messages
 from terngrad.methods.base import Method, ParameterInfo, from_spec
-from terngrad.methods.coder import BucketCode, Coder
+from terngrad.methods.bucket import BucketCode, EntropyBucket
+from terngrad.methods.coder import Coder, Momentum
 from terngrad.methods.dense import Dense
-from terngrad.methods.sums import add_shard
+from terngrad.methods.opening import AnyBucket, open_bucket
+from terngrad.methods.sparse import DGC, SAM, SDAGC, Sparse
+from terngrad.methods.sparse_bucket import SparseBucket
 from terngrad.methods.terngrad import TernGrad
 
-__all__ = ["BucketCode", "Coder", "Dense", "Method", "ParameterInfo", "TernGrad", "add_shard", "from_spec"]
+__all__ = [
+    "DGC", "SAM", "SDAGC", "AnyBucket", "BucketCode", "Coder", "Dense", "EntropyBucket", "Method", "Momentum",
+    "ParameterInfo", "Sparse", "SparseBucket", "TernGrad", "add_messages", "from_spec", "open_bucket",
+]  # fmt: skip

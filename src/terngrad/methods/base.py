@@ -21,6 +21,7 @@ class ParameterInfo:
     name: str
     numel: int
     in_last_layer: bool
+    num_dims: int = 2
 
 
 class Method(ABC):

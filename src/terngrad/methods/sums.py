@@ -10,24 +10,45 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from terngrad.codecs import Envelope, Frame
+from terngrad.codecs import EntropyFrame, Envelope, Frame
 from terngrad.errors import WireError
 from terngrad.kernels import Runs, kernels_for
 
 _PIECE = 1 << 18  # elements of a dense mean taken at once
 
 
-def add_shard(envelope: Envelope, shard: int, messages: Tensor, target: Tensor) -> None:
-    """Adds up all workers' messages of one shard, a row each, and writes the message of the sum."""
-    frame = envelope.frame
-    part = frame.shards[shard]
+def add_shard(envelope: Envelope[Frame], shard: int, messages: Sequence[Tensor] | Tensor, target: Tensor) -> None:
+    """Adds up all workers' messages of one shard and writes the message of the sum."""
     for sender, message in enumerate(messages):
         envelope.codes(sender, shard).check(message)
-    payloads = list(messages)
     envelope.sums(shard).write(target)
-    if not kernels_for(messages.device).sum_levels(part.runs, payloads, frame.code, target):
+    add_payloads(envelope, shard, list(messages), target)
+
+
+def add_payloads(envelope: Envelope[Frame], shard: int, payloads: Sequence[Tensor], target: Tensor) -> None:
+    """Likewise, without the headers."""
+    frame = envelope.frame
+    part = frame.shards[shard]
+    if not _sum_into(frame, part.runs, payloads, target):
         raise bad_codes(envelope, [are_codes(frame, part.runs, payload) for payload in payloads])
     mean_into(frame.dense_part(target, part, sums=True), [frame.dense_part(payload, part) for payload in payloads])
+
+
+def _sum_into(frame: Frame, runs: Runs, payloads: Sequence[Tensor], target: Tensor) -> bool:
+    kernels = kernels_for(target.device)
+    if frame.sum_digits:
+        return kernels.sum_symbols(runs, payloads, frame.code, target)
+    return kernels.sum_levels(runs, payloads, frame.code, target)
+
+
+def add_coded(envelope: Envelope[Frame], frame: EntropyFrame, shard: int, messages: Sequence[Tensor]) -> Tensor:
+    """Adds up all workers' coded messages of one shard and gives the coded message of the sum."""
+    plain = torch.empty(len(messages), frame.plain.nbytes, dtype=torch.uint8, device=messages[0].device)
+    for sender, (message, row) in enumerate(zip(messages, plain, strict=True)):
+        frame.read_codes(envelope, sender, shard, message, row)
+    target = torch.empty(frame.plain.sum_nbytes, dtype=torch.uint8, device=plain.device)
+    add_payloads(envelope, shard, list(plain), target)
+    return frame.write_sums(envelope, shard, target)
 
 
 def mean_into(target: Tensor, parts: Sequence[Tensor]) -> None:
@@ -49,10 +70,10 @@ def mean_into(target: Tensor, parts: Sequence[Tensor]) -> None:
 def are_codes(frame: Frame, runs: Runs, payload: Tensor) -> bool:
     """Whether an encoder could have written one message's codes."""
     room = torch.empty(frame.sum_nbytes, dtype=torch.uint8, device=payload.device)
-    return kernels_for(payload.device).sum_levels(runs, [payload], frame.code, room)
+    return _sum_into(frame, runs, [payload], room)
 
 
-def bad_codes(envelope: Envelope, are_good: Sequence[bool]) -> WireError:
+def bad_codes(envelope: Envelope[Frame], are_good: Sequence[bool]) -> WireError:
     """The error for codes that no encoder writes, naming the first sender whose message is not good."""
     sender = list(are_good).index(False)
     return WireError(

@@ -14,7 +14,7 @@ from torch import nn
 from terngrad.recipes import SCHEDULES, Optimizer, Task
 from terngrad.train.checkpoint import Checkpoints
 from terngrad.train.config import TrainConfig, recipe_named
-from terngrad.train.methods import PHASES
+from terngrad.train.methods import PHASES, clips_locally
 from terngrad.train.record import Progress, Recorder, summarize
 from terngrad.train.runs import CHECKPOINTS
 from terngrad.train.workers import Usage, Workers
@@ -95,7 +95,7 @@ class Trainer:
             group["lr"] = lr
         self._optimizer.zero_grad()
         done = self._workers.compute(step)
-        if self._settings.clip_norm:
+        if self._settings.clip_norm and not clips_locally(self._config.method):
             nn.utils.clip_grad_norm_(self._parameters, self._settings.clip_norm)
         self._optimizer.step()
         seconds = time.perf_counter() - start
@@ -222,11 +222,11 @@ class Trainer:
         """Goes on from the latest checkpoint, if there is one."""
         latest = self._checkpoints.latest()
         if latest is None:
-            self._workers.start()
+            self._workers.start(self._optimizer)
         else:
             common = self._checkpoints.load(latest, rank=0)
             own = self._checkpoints.load(latest, self._workers.rank)
             self._progress = Progress(**common["progress"])
-            self._workers.resume(self._progress.step, common["model"], own["workers"])
+            self._workers.resume(self._progress.step, common["model"], own["workers"], self._optimizer)
             self._optimizer.load_state_dict(common["optimizer"])
         self._counted = self._workers.usage()  # virtual workers remember theirs

@@ -6,6 +6,7 @@ results depend on how DDP has laid out its buckets, which it does anew after the
 
 from __future__ import annotations
 
+import dataclasses
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from contextlib import AbstractContextManager, nullcontext
@@ -33,6 +34,7 @@ class Options:
     exchange: Any  # a name, or tg.ParameterServers
     seed: int
     measure_every: int
+    clip_norm: float  # of the gradient, as the recipe has it
 
 
 class Connection(ABC):
@@ -46,7 +48,7 @@ class Connection(ABC):
             raise ConfigurationError(f"method {spec!r}: {spec.partition(':')[0]} takes no options")
 
     @abstractmethod
-    def attach(self, model: DistributedDataParallel, options: Options) -> None:
+    def attach(self, model: DistributedDataParallel, optimizer: torch.optim.Optimizer, options: Options) -> None:
         """Averages the gradients of this model from the next backward pass on. On all ranks."""
 
     def computing(self, model: DistributedDataParallel) -> AbstractContextManager[None]:
@@ -77,7 +79,7 @@ class Connection(ABC):
 class PlainDDP(Connection):
     """DDP's own all-reduce."""
 
-    def attach(self, model: DistributedDataParallel, options: Options) -> None:
+    def attach(self, model: DistributedDataParallel, optimizer: torch.optim.Optimizer, options: Options) -> None:
         """Nothing to do."""
 
 
@@ -93,7 +95,7 @@ class NoCommunication(PlainDDP):
 class HalfPrecision(Connection):
     """Torch's hook that sends fp16. Its bf16 one wants NCCL, so that "bf16" is terngrad's own."""
 
-    def attach(self, model: DistributedDataParallel, options: Options) -> None:
+    def attach(self, model: DistributedDataParallel, optimizer: torch.optim.Optimizer, options: Options) -> None:
         model.register_comm_hook(None, default_hooks.fp16_compress_hook)
 
 
@@ -110,7 +112,7 @@ class PowerSGD(Connection):
             raise ConfigurationError(f"method {spec!r}: powersgd takes rank=R, an integer of at least 1, and no more")
         self._rank = int(text)
 
-    def attach(self, model: DistributedDataParallel, options: Options) -> None:
+    def attach(self, model: DistributedDataParallel, optimizer: torch.optim.Optimizer, options: Options) -> None:
         # Two plain steps are the least it allows: DDP lays out its buckets anew after the first.
         self._state = powersgd.PowerSGDState(
             None, matrix_approximation_rank=self._rank, start_powerSGD_iter=2, random_seed=options.seed
@@ -148,11 +150,12 @@ class TerngradHandle(Connection):
     def __init__(self, spec: str) -> None:
         self._method = tg.from_spec(spec)
 
-    def attach(self, model: DistributedDataParallel, options: Options) -> None:
+    def attach(self, model: DistributedDataParallel, optimizer: torch.optim.Optimizer, options: Options) -> None:
         self._handle = tg.attach(
             model,
-            self._method,
+            with_local_clipping(self._method, options.clip_norm),
             exchange=options.exchange,
+            optimizer=optimizer,
             seed=options.seed,
             measure_every=options.measure_every,
         )
@@ -172,6 +175,18 @@ class TerngradHandle(Connection):
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         self._handle.load_state_dict(state)
+
+
+def with_local_clipping(method: tg.Method, clip_norm: float) -> tg.Method:
+    """A sparse method clips each worker's gradient before it is held back; clipping what arrives would lose it."""
+    if isinstance(method, tg.Sparse) and clip_norm and not method.clip_norm:
+        return dataclasses.replace(method, clip_norm=clip_norm)
+    return method
+
+
+def clips_locally(spec: str) -> bool:
+    """Whether clipping is this method's business."""
+    return spec.partition(":")[0] in tg.Method.registry and isinstance(tg.from_spec(spec), tg.Sparse)
 
 
 TORCH_METHODS: dict[str, type[Connection]] = {
@@ -202,4 +217,7 @@ def check_method(spec: str, exchange: str, torch_methods: bool = True) -> None:
         known = ", ".join(sorted({*TORCH_METHODS, *tg.Method.registry}))
         raise ConfigurationError(f"method {spec!r}: there is {known}; pass one of these")
     if isinstance(connection_of(spec, torch_methods), TerngradHandle):
-        tg.VirtualWorkers(nn.Linear(1, 1), spec, num_workers=1, exchange=exchange)  # refuses what `attach` refuses
+        model = nn.Linear(1, 1)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+        # It refuses what `attach` refuses.
+        tg.VirtualWorkers(model, spec, num_workers=1, exchange=exchange, optimizer=optimizer)

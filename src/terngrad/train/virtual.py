@@ -16,7 +16,7 @@ import terngrad as tg
 from terngrad.errors import ConfigurationError
 from terngrad.recipes import Task
 from terngrad.train.config import TrainConfig, recipe_named
-from terngrad.train.methods import PHASES
+from terngrad.train.methods import PHASES, with_local_clipping
 from terngrad.train.workers import Pass, Usage, Workers, seed_forward
 
 
@@ -30,18 +30,19 @@ class OneProcess(Workers):
         self.module = module
         self._config = config
         self._task = task
+        self._gradients = self._all_at_once if vectorized(config) else self._one_by_one
+
+    def start(self, optimizer: torch.optim.Optimizer) -> None:
+        config = self._config
         self._average = tg.VirtualWorkers(
-            module,
-            config.method,
+            self.module,
+            with_local_clipping(tg.from_spec(config.method), config.optimizer.clip_norm),
             num_workers=config.virtual_workers,
             exchange=config.exchange,
+            optimizer=optimizer,
             seed=config.seed,
             measure_every=config.measure_every,
         )
-        self._gradients = self._all_at_once if vectorized(config) else self._one_by_one
-
-    def start(self) -> None:
-        """Nothing to do."""
 
     def compute(self, step: int) -> Pass:
         loss = self._gradients(step)
@@ -95,8 +96,11 @@ class OneProcess(Workers):
     def state_dict(self) -> dict[str, Any]:
         return self._average.state_dict()
 
-    def resume(self, step: int, model: Mapping[str, Any], state: Mapping[str, Any]) -> None:
+    def resume(
+        self, step: int, model: Mapping[str, Any], state: Mapping[str, Any], optimizer: torch.optim.Optimizer
+    ) -> None:
         self.module.load_state_dict(model)
+        self.start(optimizer)
         self._average.load_state_dict(state)
 
 

@@ -51,8 +51,8 @@ class Workers(ABC):
     num_processes: int
 
     @abstractmethod
-    def start(self) -> None:
-        """Hands the gradients over to the method. On all ranks, like all below."""
+    def start(self, optimizer: torch.optim.Optimizer) -> None:
+        """Hands the gradients, and momentum where it wants it, over to the method. On all ranks, like all below."""
 
     @abstractmethod
     def compute(self, step: int) -> Pass:
@@ -87,7 +87,9 @@ class Workers(ABC):
         """What this rank needs to go on exactly, beyond model and optimizer."""
 
     @abstractmethod
-    def resume(self, step: int, model: Mapping[str, Any], state: Mapping[str, Any]) -> None:
+    def resume(
+        self, step: int, model: Mapping[str, Any], state: Mapping[str, Any], optimizer: torch.optim.Optimizer
+    ) -> None:
         """Goes on where a step has ended, with the model and what `state_dict` gave there."""
 
     def close(self) -> None:
@@ -127,7 +129,9 @@ class DDPWorker(Workers):
         self.rank = dist.get_rank(group)
         self.num_processes = dist.get_world_size(group)
         self._connection = connection_of(config.method, config.uses_torch_methods)
-        self._options = Options(servers or config.exchange, config.seed, config.measure_every)
+        self._options = Options(
+            servers or config.exchange, config.seed, config.measure_every, config.optimizer.clip_norm
+        )
         self._model = DistributedDataParallel(module, process_group=group, bucket_cap_mb=self._connection.bucket_cap_mb)
         self._waiting = dist.new_group(
             dist.get_process_group_ranks(group or dist.distributed_c10d._get_default_group()),
@@ -137,8 +141,8 @@ class DDPWorker(Workers):
         self._clock = GradientClock(module.parameters())
         self._meter = SocketMeter()
 
-    def start(self) -> None:
-        self._connection.attach(self._model, self._options)
+    def start(self, optimizer: torch.optim.Optimizer) -> None:
+        self._connection.attach(self._model, optimizer, self._options)
 
     def compute(self, step: int) -> Pass:
         config = self._config
@@ -172,11 +176,13 @@ class DDPWorker(Workers):
     def state_dict(self) -> dict[str, Any]:
         return self._connection.state_dict()
 
-    def resume(self, step: int, model: Mapping[str, Any], state: Mapping[str, Any]) -> None:
+    def resume(
+        self, step: int, model: Mapping[str, Any], state: Mapping[str, Any], optimizer: torch.optim.Optimizer
+    ) -> None:
         if self._connection.depends_on_buckets:
             self._rehearse(step)
         self.module.load_state_dict(model)
-        self.start()
+        self.start(optimizer)
         self._connection.load_state_dict(state)
 
     def _rehearse(self, step: int) -> None:

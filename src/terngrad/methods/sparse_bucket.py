@@ -1,0 +1,277 @@
+"""One bucket of a sparse method in one step: accumulate, choose, write; read, add up, scatter.
+
+The state of a parameter changes when its bucket is accumulated, so that no second copy of it is needed. If an average
+of the step turns out not to be finite, which makes the step void, what was chosen is put back; elements of a gradient
+that are not finite are never accumulated.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import partial
+from typing import Literal
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from terngrad.codecs import (
+    Envelope,
+    Picks,
+    Segment,
+    SparseFrame,
+    as_read,
+    dense_values,
+    read_picks,
+    whole_message,
+    write_picks,
+)
+from terngrad.errors import WireError
+from terngrad.kernels import Entries, Int64Array, Statistics, kernels_for, num_tiles
+from terngrad.methods.coder import Coder, Measured, Momentum
+from terngrad.methods.sparse import NONE, SAM, Sparse, View
+from terngrad.methods.sparse_sums import SUMS, add_sparse, entries_of
+from terngrad.methods.sums import mean_into
+
+
+class SparseBucket:
+    """Its messages are as long as what was chosen makes them.
+
+    The order of calls is: pack, then either unpack (one shard) or add and unpack_sums (one shard per rank).
+    """
+
+    def __init__(self, coder: Coder, frame: SparseFrame, buffer: Tensor, bucket: int, step: int) -> None:
+        self.coder = coder
+        self.frame = frame
+        self.buffer = buffer
+        self.envelope = Envelope(frame, bucket, step)
+        assert isinstance(coder.method, Sparse)  # only its frames are sparse
+        self._method = coder.method
+        self._kernels = kernels_for(buffer.device)
+        self._spans: Int64Array = np.array([(s.source, s.numel) for s in frame.sparse], dtype=np.int64).reshape(-1, 2)
+
+    @property
+    def varies(self) -> Literal[True]:
+        """Whether its messages have no size that all ranks know."""
+        return True
+
+    @property
+    def sizes(self) -> SparseFrame:
+        return self.frame
+
+    @property
+    def scaled(self) -> None:
+        """Thresholds are each rank's own: there is nothing to share before encoding."""
+        return
+
+    @property
+    def label(self) -> tuple[int, int]:
+        """Its step and number in the step."""
+        return self.envelope.step, self.envelope.bucket
+
+    # Writing
+
+    def pack(self) -> list[Tensor]:
+        """Accumulates the gradient and writes this rank's messages, one for each shard."""
+        frame = self.frame
+        picks = self._choose() if frame.sparse else Picks(np.empty(0, np.int64), np.empty(0, np.float32))
+        sent = as_read(frame, picks)
+        messages = []
+        for number, shard in enumerate(frame.shards):
+            body = write_picks(frame, shard, frame.values, sent.between(shard.first, shard.last))
+            dense = [self.buffer[span.source : span.source + span.numel] for span in shard.dense]
+            header = partial(self.envelope.codes, self.coder.rank, number)
+            messages.append(whole_message(frame, shard, body, dense, header, self.buffer.device))
+        if frame.sparse and frame.values != "fp32":
+            self._keep_rounding(picks, sent)
+        return messages
+
+    def _choose(self) -> Picks:
+        """Takes what is to be sent out of the state."""
+        coder, segments = self.coder, self.frame.sparse
+        gradients = self._statistics_of_gradient()
+        residuals = [coder.residual(s.index, s.numel, self.buffer.device) for s in segments]
+        velocities = self._velocities()
+        maxima = torch.empty(num_tiles(self._spans[:, 1]), dtype=torch.float32, device=self.buffer.device)
+        statistics, finite = self._accumulate(velocities, residuals, maxima, self._factors(gradients))
+        thresholds = self._thresholds(residuals, statistics, gradients)
+        # A gradient with an element that is not finite must be seen by everyone: it is sent as one NaN.
+        thresholds = torch.where(finite, thresholds, torch.nan)
+        factor = coder.momenta.get(segments[0].index, Momentum()).factor if self._method.compensation == SAM else 0.0
+        entries, saved = self._kernels.select(residuals, velocities, maxima, thresholds, factor)
+        coder.undo.append(partial(self._kernels.restore, residuals, velocities, entries, saved))
+        self._residuals, self._chosen = residuals, entries
+        self._statistics, self._thresholds_used = statistics, thresholds
+        return self._with_broken(self._picks_of(entries), (~finite).nonzero().flatten().tolist())
+
+    def _velocities(self) -> list[Tensor] | None:
+        """Of all sparse segments, if momentum is masked; those without momentum have none to speak of."""
+        if self._method.compensation in (SAM, NONE):
+            return None
+        coder = self.coder
+        if not any(coder.momenta.get(s.index, Momentum()).factor for s in self.frame.sparse):
+            return None
+        return [coder.velocity(s.index, s.numel, self.buffer.device) for s in self.frame.sparse]
+
+    def _accumulate(
+        self, velocities: list[Tensor] | None, residuals: list[Tensor], maxima: Tensor, factors: Tensor
+    ) -> tuple[Statistics, Tensor]:
+        """In one pass for each kind of momentum, of which there is hardly ever more than one."""
+        momenta = [self.coder.momenta.get(s.index, Momentum()) for s in self.frame.sparse]
+        ends = np.cumsum([num_tiles(self._spans[i : i + 1, 1]) for i in range(len(momenta))])
+        parts: list[tuple[Statistics, Tensor]] = []
+        first = 0
+        while first < len(momenta):
+            last = first
+            while last < len(momenta) and momenta[last] == momenta[first]:
+                last += 1
+            tiles = slice(int(ends[first - 1]) if first else 0, int(ends[last - 1]))
+            found = self._kernels.accumulate(
+                self.buffer, self._spans[first:last], velocities[first:last] if velocities else None,
+                residuals[first:last], factors[first:last], maxima[tiles],
+                momentum=momenta[first].factor, nesterov=momenta[first].nesterov, clear=True,
+            )  # fmt: skip
+            parts.append((found.statistics, found.finite))
+            first = last
+        statistics = Statistics(*(torch.cat(columns) for columns in zip(*(part for part, _ in parts), strict=True)))
+        return statistics, torch.cat([finite for _, finite in parts])
+
+    def _statistics_of_gradient(self) -> Statistics | None:
+        if self._method.clip_norm or self._method.needs_gradient_statistics:
+            return self._kernels.statistics(self.buffer, self._spans)
+        return None
+
+    def _factors(self, gradients: Statistics | None) -> Tensor:
+        """What each segment's gradient is multiplied by: local clipping."""
+        ones = torch.ones(len(self._spans), device=self.buffer.device)
+        if not self._method.clip_norm or gradients is None:
+            return ones
+        most = self._method.clip_norm * self.coder.world_size**-0.5
+        factors = (most / gradients.squares.sqrt()).float()
+        return torch.where(factors < 1, factors, ones)  # also where the norm is zero or not finite
+
+    def _thresholds(self, residuals: list[Tensor], statistics: Statistics, gradients: Statistics | None) -> Tensor:
+        if self.frame.density == 1.0:
+            return torch.full((len(residuals),), -1.0, device=self.buffer.device)
+        numels = torch.from_numpy(self._spans[:, 1]).to(self.buffer.device, torch.float64)
+        indices = np.array([s.index for s in self.frame.sparse], dtype=np.uint64)
+        coder = self.coder
+        view = View(self.envelope.step, coder.seed, coder.rank, indices, residuals, statistics, gradients, numels)
+        return self._method.thresholds(view).to(torch.float32)
+
+    # Between entries, which belong to segments, and picks, which lie in one space
+
+    def _picks_of(self, entries: Entries) -> Picks:
+        positions = np.repeat(self.frame.starts[:-1], entries.counts) + entries.indices
+        return Picks(positions, entries.values.cpu().numpy())
+
+    def _entries_of(self, picks: Picks) -> Entries:
+        return entries_of(self.frame, picks, self.buffer.device)
+
+    def _with_broken(self, picks: Picks, broken: list[int]) -> Picks:
+        """With one NaN for each of these segments."""
+        if not broken:
+            return picks
+        positions = np.concatenate([picks.positions, self.frame.starts[broken]])
+        values = np.concatenate([picks.values, np.full(len(broken), np.nan, np.float32)])
+        order = np.argsort(positions, kind="stable")
+        return Picks(positions[order], values[order])
+
+    def _keep_rounding(self, picks: Picks, sent: Picks) -> None:
+        """What the values on the wire are short of stays in the residual."""
+        lost = np.where(np.isfinite(picks.values), picks.values - sent.values, np.float32(0))
+        self._kernels.add_back(self._residuals, self._entries_of(Picks(picks.positions, lost)))
+
+    # Reading
+
+    def unpack(self, messages: Sequence[Tensor]) -> None:
+        """Writes the average of all ranks' messages to the bucket."""
+        frame, shard = self.frame, self.frame.shards[0]
+        for rank, message in enumerate(messages):
+            self.envelope.codes(rank, 0, message.numel()).check(message)
+        found = [
+            read_picks(frame, shard, frame.values, message, f"message from rank {rank}, {self.envelope.where}")
+            for rank, message in enumerate(messages)
+        ]
+        self._scatter(found, len(messages))
+        parts = [dense_values(frame, shard, message) for message in messages]
+        for span in shard.dense:
+            where = slice(span.target, span.target + span.numel)
+            mean_into(self.buffer[span.source : span.source + span.numel], [part[where] for part in parts])
+        self._settle()
+
+    def add(self, messages: Sequence[Tensor]) -> Tensor:
+        """The message of the sum of all ranks' messages of this rank's shard."""
+        return add_sparse(self.envelope, self.coder.rank, messages)
+
+    def unpack_sums(self, messages: Sequence[Tensor]) -> None:
+        """Writes the average from the messages of all shards' sums to the bucket."""
+        frame = self.frame
+        found = []
+        for number, (shard, message) in enumerate(zip(frame.shards, messages, strict=True)):
+            self.envelope.sums(number, message.numel()).check(message)
+            where = f"message from rank {number}, {self.envelope.where}"
+            found.append(read_picks(frame, shard, SUMS, message, where))
+            values = dense_values(frame, shard, message)
+            for span in shard.dense:
+                self.buffer[span.source : span.source + span.numel] = values[span.target : span.target + span.numel]
+        whole = Picks(np.concatenate([p.positions for p in found]), np.concatenate([p.values for p in found]))
+        self._scatter([whole], self.coder.world_size)
+        self._settle()
+
+    def _scatter(self, found: Sequence[Picks], num_ranks: int) -> None:
+        if self.frame.sparse:
+            payloads = [self._entries_of(picks) for picks in found]
+            if not self._kernels.scatter_mean(self.buffer, self._spans, payloads, num_ranks):
+                raise WireError(f"{self.envelope.where}: positions out of order; a message was corrupted on its way")
+
+    def _settle(self) -> None:
+        """The bucket holds the average now: dense parameters get their momentum, and all may find the step void."""
+        self.coder.note_average(self.buffer)
+        if self._method.compensation != NONE:
+            for segment in self.frame.dense:
+                self._apply_momentum(segment)
+
+    def _apply_momentum(self, segment: Segment) -> None:
+        """As the optimizer would: all ranks have the same average and the same velocity."""
+        momentum = self.coder.momenta.get(segment.index, Momentum())
+        if not momentum.factor:
+            return
+        average = self.buffer[segment.source : segment.source + segment.numel]
+        if not bool(torch.isfinite(average).all()):
+            return
+        velocity = self.coder.velocity(segment.index, segment.numel, self.buffer.device)
+        before = velocity.clone()
+        self.coder.undo.append(partial(self._restore_velocity, velocity, before))
+        velocity.mul_(momentum.factor).add_(average)
+        average.copy_(average + momentum.factor * velocity if momentum.nesterov else velocity)
+
+    @staticmethod
+    def _restore_velocity(velocity: Tensor, before: Tensor) -> None:
+        velocity.copy_(before)
+
+    def settle_as(self, other: SparseBucket) -> None:
+        """What reading the messages would do, from a bucket in this process that has read them."""
+        self.coder.is_void |= other.coder.is_void
+        for segment in self.frame.dense:
+            if segment.index in other.coder.velocities:
+                self.coder.velocities[segment.index] = other.coder.velocities[segment.index].clone()
+
+    def measure(self) -> None:
+        """Adds what was held back in this step to the coder's measurements. Right after pack."""
+        if not self.frame.sparse:
+            return
+        left = np.split(self._chosen.values.double().square().cpu().numpy(), np.cumsum(self._chosen.counts)[:-1])
+        for position, segment in enumerate(self.frame.sparse):
+            norm = float(self._statistics.squares[position])
+            if not np.isfinite(norm):
+                continue
+            found = Measured(
+                num_steps=1,
+                scaler=float(self._thresholds_used[position]),
+                num_elements=segment.numel,
+                num_nonzero=int(self._chosen.counts[position]),
+                squared_error=max(norm - float(left[position].sum()), 0.0),
+                squared_norm=norm,
+            )
+            self.coder.measured[segment.index] = self.coder.measured.get(segment.index, Measured()) + found

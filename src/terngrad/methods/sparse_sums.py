@@ -1,0 +1,48 @@
+"""Adding up sparse messages: the union of their positions, with sums. Needs no gradient and no method."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import partial
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from terngrad.codecs import Envelope, Picks, SparseFrame, dense_values, read_picks, whole_message, write_picks
+from terngrad.errors import WireError
+from terngrad.kernels import Entries, kernels_for
+from terngrad.methods.sums import mean_into
+
+SUMS = "fp32"  # the type of sums on the wire: nothing is rounded twice, so that all exchanges give the same
+
+
+def entries_of(frame: SparseFrame, picks: Picks, device: torch.device) -> Entries:
+    """Picks, by segment."""
+    bounds = np.searchsorted(picks.positions, frame.starts)
+    counts = np.diff(bounds)
+    indices = (picks.positions - np.repeat(frame.starts[:-1], counts)).astype(np.uint32)
+    return Entries(counts.astype(np.int64), indices, torch.from_numpy(picks.values).to(device))
+
+
+def add_sparse(envelope: Envelope[SparseFrame], number: int, messages: Sequence[Tensor]) -> Tensor:
+    """Adds up all workers' messages of one shard and gives the message of the sum."""
+    frame, shard = envelope.frame, envelope.frame.shards[number]
+    device = messages[0].device
+    for sender, message in enumerate(messages):
+        envelope.codes(sender, number, message.numel()).check(message)
+    found = [
+        entries_of(
+            frame, read_picks(frame, shard, frame.values, message, f"message from rank {i}, {envelope.where}"), device
+        )
+        for i, message in enumerate(messages)
+    ]
+    merged = kernels_for(device).merge(np.diff(frame.starts), found)
+    if merged is None:
+        raise WireError(f"{envelope.where}: positions out of order; a message was corrupted on its way")
+    positions = np.repeat(frame.starts[:-1], merged.counts) + merged.indices
+    body = write_picks(frame, shard, SUMS, Picks(positions, merged.values.cpu().numpy()))
+    parts = [dense_values(frame, shard, message) for message in messages]
+    dense = torch.empty_like(parts[0])
+    mean_into(dense, parts)
+    return whole_message(frame, shard, body, [dense] if shard.dense else [], partial(envelope.sums, number), device)

@@ -1,0 +1,356 @@
+"""SDAGC and DGC between real processes: same replicas, momentum that moves and comes back, exact resume."""
+
+from __future__ import annotations
+
+import io
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+
+import terngrad as tg
+
+from .workloads import Net, Stage, digest, loss_of, message_of, parameters, same
+
+pytestmark = pytest.mark.distributed
+
+stage = Stage()
+
+STEPS = 8
+METHODS = (
+    "sdagc:threshold=2",
+    "sdagc:threshold=2,values=sign,compensation=sam",
+    "sdagc:threshold=2,compensation=none,values=fp32,dense_below=100",
+    "dgc:density=0.05",
+    "terngrad:codec=entropy,dense_below=100",
+)
+
+
+class Run:
+    """A model with an optimizer whose momentum may move."""
+
+    def __init__(self, method: str, rank: int, exchange: Any = "auto", group: Any = None, **settings: Any) -> None:
+        torch.manual_seed(0)
+        self.rank = rank
+        self.model = DistributedDataParallel(Net(), process_group=group)
+        options = {"lr": 0.05, "momentum": 0.9, "weight_decay": 1e-3, **settings}
+        self.optimizer = torch.optim.SGD(self.model.parameters(), **options)
+        self.handle = tg.attach(self.model, method, exchange=exchange, optimizer=self.optimizer, measure_every=2)
+
+    def train(self, steps: range) -> None:
+        for step in steps:
+            self.optimizer.zero_grad()
+            torch.autograd.backward(loss_of(self.model, self.rank, step))
+            self.optimizer.step()
+
+    def save(self) -> bytes:
+        file = io.BytesIO()
+        parts = {"model": self.model, "optimizer": self.optimizer, "handle": self.handle}
+        torch.save({name: part.state_dict() for name, part in parts.items()}, file)
+        return file.getvalue()
+
+    def load(self, checkpoint: bytes) -> None:
+        state = torch.load(io.BytesIO(checkpoint), weights_only=True)
+        self.model.load_state_dict(state["model"])
+        self.optimizer.load_state_dict(state["optimizer"])
+        self.handle.load_state_dict(state["handle"])
+
+    @property
+    def digest(self) -> str:
+        return digest(parameters(self.model))
+
+
+@stage.scenario(2, 3)
+def by_exchange(rank: int, world_size: int) -> dict[str, Any]:
+    found: dict[str, Any] = {}
+    for method in METHODS:
+        for exchange in ("all-gather", "two-shot"):
+            run = Run(method, rank, exchange)
+            run.train(range(STEPS))
+            stats = run.handle.stats()
+            found[f"{method} {exchange}"] = run.digest, stats["ratio"], stats["density"]
+            run.handle.detach()
+    return found
+
+
+@pytest.mark.parametrize("world_size", [2, 3])
+@pytest.mark.parametrize("method", METHODS)
+def test_all_ranks_and_exchanges_end_with_the_same_bits(method: str, world_size: int) -> None:
+    ranks = stage.play(by_exchange, world_size)
+    found = [rank[f"{method} {exchange}"] for rank in ranks for exchange in ("all-gather", "two-shot")]
+    assert same([bits for bits, _, _ in found])
+    assert all(ratio > 1 and 0 < density < 0.5 for _, ratio, density in found)
+
+
+@stage.scenario(3)
+def with_a_server(rank: int, world_size: int) -> dict[str, Any]:
+    found: dict[str, Any] = {}
+    servers = tg.ParameterServers(1)
+    if servers.is_server:
+        servers.serve()
+        return found
+    for method in METHODS:
+        run = Run(method, rank, servers, servers.workers)
+        run.train(range(STEPS))
+        found[method] = run.digest
+        run.handle.detach()
+    servers.close()
+    return found
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_a_parameter_server_gives_the_bits_of_the_other_exchanges(method: str) -> None:
+    served = [rank[method] for rank in stage.play(with_a_server, 3)[:2]]
+    assert same(served)
+    assert served[0] == stage.play(by_exchange, 2)[0][f"{method} all-gather"][0]
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_virtual_workers_train_the_bits_of_real_ones(method: str) -> None:
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    torch.manual_seed(0)
+    model = Net()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9, weight_decay=1e-3)
+    workers = tg.VirtualWorkers(model, method, 2, optimizer=optimizer)
+    for step in range(STEPS):
+        optimizer.zero_grad()
+        for rank in range(2):
+            torch.autograd.backward(loss_of(model, rank, step))
+            workers.take(rank)
+        workers.average()
+        optimizer.step()
+    torch.set_num_threads(before)
+    assert digest(parameters(model)) == stage.play(by_exchange, 2)[0][f"{method} all-gather"][0]
+
+
+# Momentum
+
+
+@stage.scenario(2)
+def momentum_moves(rank: int, world_size: int) -> dict[str, Any]:
+    run = Run("sdagc:threshold=2", rank, nesterov=True)
+    (group,) = run.optimizer.param_groups
+    moved = group["momentum"], group["nesterov"], group["weight_decay"]
+    run.train(range(4))
+    untouched = [state for state in run.optimizer.state.values() if "momentum_buffer" in state]
+    run.handle.drain()
+    run.train(range(4, 5))
+    run.handle.detach()
+    back = group["momentum"], group["nesterov"], group["weight_decay"]
+    buffers = [run.optimizer.state[p]["momentum_buffer"] for p in run.model.parameters()]
+    run.train(range(5, 7))
+    return {"moved": moved, "untouched": len(untouched), "back": back, "buffers": digest(buffers), "end": run.digest}
+
+
+def test_momentum_moves_to_the_method_and_back() -> None:
+    ranks = stage.play(momentum_moves, 2)
+    for found in ranks:
+        assert found["moved"] == (0.0, False, 0.0)
+        assert found["untouched"] == 0
+        assert found["back"] == (0.9, True, 1e-3)
+    assert same([found["buffers"] for found in ranks])
+    assert same([found["end"] for found in ranks])
+
+
+@stage.scenario(2)
+def sent_whole(rank: int, world_size: int) -> dict[str, Any]:
+    """Without anything held back, a sparse method is plain momentum SGD."""
+    found = {}
+    for nesterov in (False, True):
+        sparse = Run("sdagc:dense_below=1000000000", rank, nesterov=nesterov)
+        sparse.train(range(STEPS))
+        plain = Run("fp32", rank, nesterov=nesterov)
+        plain.train(range(STEPS))
+        pairs = zip(sparse.model.parameters(), plain.model.parameters(), strict=True)
+        found[nesterov] = max(float((a - b).detach().abs().max()) for a, b in pairs)
+    return found
+
+
+def test_momentum_and_weight_decay_act_as_in_the_optimizer() -> None:
+    for found in stage.play(sent_whole, 2):
+        assert found[False] < 1e-6
+        assert found[True] < 1e-6
+
+
+@stage.scenario(2)
+def methods_change(rank: int, world_size: int) -> dict[str, Any]:
+    run = Run("terngrad:error_feedback=true,dense_below=100", rank)
+    run.train(range(3))
+    run.handle.set_method("sdagc:threshold=2")
+    run.train(range(3, 6))
+    held = run.handle.stats()["residual_bytes"]
+    momentum = run.optimizer.param_groups[0]["momentum"]
+    run.handle.set_method("terngrad:dense_below=100")
+    back = run.optimizer.param_groups[0]["momentum"]
+    run.train(range(6, 8))
+    return {
+        "end": run.digest, "held": held, "momentum": (momentum, back), "left": run.handle.stats()["residual_bytes"],
+    }  # fmt: skip
+
+
+def test_a_change_of_method_takes_momentum_and_residuals_along() -> None:
+    ranks = stage.play(methods_change, 2)
+    assert same([found["end"] for found in ranks])
+    for found in ranks:
+        assert found["held"] > 0
+        assert found["left"] == 0
+        assert found["momentum"] == (0.0, 0.9)
+
+
+@stage.scenario(2)
+def schedulers(rank: int, world_size: int) -> dict[str, Any]:
+    """A scheduler of momentum writes to the optimizer's groups."""
+    run = Run("sdagc:threshold=2", rank)
+    scheduler = torch.optim.lr_scheduler.OneCycleLR(run.optimizer, max_lr=0.1, total_steps=20)
+    run.train(range(1))
+    for step in range(1, 5):
+        scheduler.step()
+        run.train(range(step, step + 1))
+    momenta = {momentum.factor for momentum in run.handle._coder.momenta.values()}
+    return {"momenta": momenta, "group": run.optimizer.param_groups[0]["momentum"], "end": run.digest}
+
+
+def test_a_momentum_that_a_scheduler_sets_is_taken_over() -> None:
+    for found in stage.play(schedulers, 2):
+        assert len(found["momenta"]) == 1
+        assert 0.85 <= found["momenta"].pop() < 0.95
+        assert found["group"] == 0.0
+
+
+# Checkpoints
+
+
+@stage.scenario(2)
+def stopped(rank: int, world_size: int) -> dict[str, Any]:
+    found = {}
+    for method in METHODS[:4]:
+        run = Run(method, rank)
+        run.train(range(4))
+        checkpoint = run.save()
+        run.train(range(4, STEPS))
+        again = Run(method, rank)
+        again.load(checkpoint)
+        again.train(range(4, STEPS))
+        states = [digest(each.handle.state_dict()["residuals"]) for each in (run, again)]
+        found[method] = run.digest == again.digest, same(states)
+    return found
+
+
+@pytest.mark.parametrize("method", METHODS[:4])
+def test_a_resumed_run_ends_with_the_same_bits(method: str) -> None:
+    assert [found[method] for found in stage.play(stopped, 2)] == [(True, True)] * 2
+
+
+@stage.scenario(2)
+def resized(rank: int, world_size: int) -> dict[str, Any]:
+    run = Run("sdagc:threshold=2", rank)
+    run.train(range(3))
+    state = {**run.handle.state_dict(), "world_size": 7}
+    refused = message_of(lambda: run.handle.load_state_dict(state))
+    run.handle.load_state_dict(state, on_resize="reset")
+    return {"refused": refused, "left": run.handle.stats()["residual_bytes"]}
+
+
+def test_another_number_of_ranks_is_refused_unless_dropping_is_allowed() -> None:
+    for found in stage.play(resized, 2):
+        assert "on_resize='reset'" in found["refused"]
+        assert found["left"] == 0
+
+
+# What is refused, and odd steps
+
+
+@stage.scenario(2)
+def refused(rank: int, world_size: int) -> dict[str, str]:
+    model = DistributedDataParallel(Net())
+    adam = torch.optim.Adam(model.parameters())
+    damped = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9, dampening=0.1)
+    some = torch.optim.SGD(list(model.parameters())[:1], lr=0.1, momentum=0.9)
+    nesterov = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9, nesterov=True)
+    return {
+        "none": message_of(lambda: tg.attach(model, "sdagc")),
+        "adam": message_of(lambda: tg.attach(model, "sdagc", optimizer=adam)),
+        "damped": message_of(lambda: tg.attach(model, "dgc", optimizer=damped)),
+        "some": message_of(lambda: tg.attach(model, "sdagc", optimizer=some)),
+        "sam": message_of(lambda: tg.attach(model, "sdagc:compensation=sam", optimizer=nesterov)),
+    }
+
+
+def test_what_cannot_be_compensated_is_refused_with_a_way_out() -> None:
+    for found in stage.play(refused, 2):
+        assert "pass optimizer=" in found["none"]
+        assert "torch.optim.SGD only" in found["adam"]
+        assert "compensation='none'" in found["adam"]
+        assert "dampening=0.1" in found["damped"]
+        assert "does not have" in found["some"]
+        assert "compensation='masking'" in found["sam"]
+
+
+@stage.scenario(2)
+def with_amp(rank: int, world_size: int) -> dict[str, Any]:
+    """A scaler that doubles its scale every other step, and an overflow on one rank."""
+    torch.manual_seed(0)
+    model = DistributedDataParallel(Net())
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
+    scaler = torch.amp.GradScaler("cpu", init_scale=8.0, growth_interval=2)
+    handle = tg.attach(model, "sdagc:threshold=2,values=fp32", optimizer=optimizer, grad_scaler=scaler)
+    skipped = []
+    for step in range(6):
+        optimizer.zero_grad()
+        loss = scaler.scale(loss_of(model, rank, step))
+        torch.autograd.backward(loss * (float("inf") if step == 3 and rank == 1 else 1.0))
+        before = scaler.get_scale()
+        scaler.step(optimizer)
+        scaler.update()
+        skipped.append(scaler.get_scale() < before)
+    residuals = handle.state_dict()["residuals"].values()
+    finite = all(bool(residual.isfinite().all()) for residual in residuals)
+    return {"skipped": skipped, "finite": finite, "end": digest(parameters(model)), "scale": handle._coder.scale}
+
+
+def test_amp_skips_a_step_that_is_void_on_one_rank_and_goes_on() -> None:
+    ranks = stage.play(with_amp, 2)
+    assert same([found["end"] for found in ranks])
+    for found in ranks:
+        assert found["skipped"] == [False, False, False, True, False, False]
+        assert found["finite"]
+        assert found["scale"] > 1
+
+
+class Branches(nn.Module):
+    """One of two layers, by step."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList([nn.Linear(24, 10), nn.Linear(24, 10)])
+        self.step = 0
+
+    def forward(self, inputs: torch.Tensor) -> torch.Tensor:
+        found: torch.Tensor = self.layers[self.step % 2](inputs)
+        return found
+
+
+@stage.scenario(2)
+def odd_steps(rank: int, world_size: int) -> dict[str, Any]:
+    torch.manual_seed(0)
+    net = Branches()
+    model = DistributedDataParallel(net, find_unused_parameters=True)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
+    tg.attach(model, "sdagc:threshold=1", optimizer=optimizer, verify_every=1)
+    for step in range(6):
+        net.step = step
+        optimizer.zero_grad()
+        with model.no_sync():
+            torch.autograd.backward(loss_of(model, rank, 10 + step))
+        torch.autograd.backward(loss_of(model, rank, step))
+        optimizer.step()
+    dist.barrier()
+    return {"end": digest(parameters(model))}
+
+
+def test_accumulated_and_unused_gradients_leave_replicas_equal() -> None:
+    assert same([found["end"] for found in stage.play(odd_steps, 2)])

@@ -1,0 +1,338 @@
+"""Sparse methods in one process: what is sent, what is held back, and that nothing is lost."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+from ranks import Ranks, gradients_of
+from torch import Tensor
+
+from terngrad import ConfigurationError, WireError
+from terngrad.codecs import Picks, Segment, SparseFrame, as_read, read_picks, whole_message, write_picks
+from terngrad.codecs.envelope import Envelope
+from terngrad.methods import DGC, SDAGC, Dense, Method, Momentum, Sparse, TernGrad, from_spec
+
+SIZES = (5000, 3, 4000, 130)
+PLAIN = SDAGC(compensation="none", threshold=2.0)
+VALUES = ("fp32", "fp16", "bf16", "sign")
+
+
+def start(method: Method, world_size: int, momentum: Momentum | None = None) -> Ranks:
+    ranks = Ranks.start(method, SIZES, world_size)
+    if momentum is not None:
+        for coder in ranks.coders:
+            coder.momenta = dict.fromkeys(range(len(SIZES)), momentum)
+    return ranks
+
+
+def held(ranks: Ranks, rank: int) -> Tensor:
+    """What a rank holds back, as one vector."""
+    coder = ranks.coders[rank]
+    parts = [coder.residuals.get(s.index, torch.zeros(s.numel)) for s in ranks.segments]
+    return torch.cat([part.float() for part in parts])
+
+
+# What is sent
+
+
+def test_what_stands_out_of_its_layer_is_sent_and_the_rest_is_kept() -> None:
+    ranks = start(replace(PLAIN, values="fp32"), 1)
+    (gradient,) = gradients_of(ranks)
+    (average,) = ranks.reduce([gradient])
+    for segment in ranks.segments:
+        part = slice(segment.source, segment.source + segment.numel)
+        above = gradient[part].abs() > 2.0 * gradient[part].double().std(correction=0).float()
+        if not above.any():
+            above = gradient[part].abs() == gradient[part].abs().max()
+        assert torch.equal(average[part], torch.where(above, gradient[part], 0.0))
+        assert torch.equal(held(ranks, 0)[part], torch.where(above, 0.0, gradient[part]))
+
+
+@pytest.mark.parametrize("values", VALUES)
+@pytest.mark.parametrize("method", [PLAIN, DGC(compensation="none", density=0.02)])
+def test_the_average_is_the_mean_of_what_left_the_ranks(method: Sparse, values: str) -> None:
+    ranks = start(replace(method, values=values), 3)
+    gradients = gradients_of(ranks)
+    averages = ranks.reduce(gradients)
+    sent = torch.stack([gradient - held(ranks, rank) for rank, gradient in enumerate(gradients)])
+    torch.testing.assert_close(averages[0], sent.mean(dim=0), rtol=1e-5, atol=1e-6)
+    assert all(torch.equal(average, averages[0]) for average in averages)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
+@pytest.mark.parametrize("values", VALUES)
+def test_two_shot_gives_the_bits_of_all_gather(values: str, dtype: torch.dtype) -> None:
+    method = replace(PLAIN, values=values, dense_below=100)
+    one, other = start(method, 3), start(method, 3)
+    for step in range(3):
+        gradients = gradients_of(one, dtype, seed=step)
+        expected = one.reduce(gradients, 1, step)
+        assert all(torch.equal(found, expected[0]) for found in other.reduce(gradients, 3, step))
+    assert torch.equal(held(one, 2), held(other, 2))
+
+
+def test_a_layer_without_outliers_sends_its_largest() -> None:
+    ranks = Ranks.start(replace(PLAIN, values="fp32", threshold=10.0), (1000,), 1)
+    gradient = torch.linspace(0.1, 1.0, 1000)
+    (average,) = ranks.reduce([gradient])
+    assert average.nonzero().flatten().tolist() == [999]
+    assert average[999] == 1.0
+
+
+def test_a_gradient_of_zeros_sends_nothing() -> None:
+    ranks = start(PLAIN, 2)
+    zeros = torch.zeros(sum(SIZES))
+    assert all(not average.any() for average in ranks.reduce([zeros, zeros]))
+
+
+def test_the_threshold_rises_over_the_warm_up() -> None:
+    method = SDAGC(threshold=4.0, warmup_threshold=2.0, warmup_steps=10)
+    assert [method.threshold_at(step) for step in (0, 5, 10, 1000)] == [2.0, 3.0, 4.0, 4.0]
+
+
+def test_the_density_of_dgc_falls_as_published() -> None:
+    method = DGC(warmup_steps=50)
+    assert [round(method.density_at(step), 3) for step in (0, 10, 20, 30, 40, 50)] == [
+        0.251, 0.063, 0.016, 0.004, 0.001, 0.001,
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize("density", [0.001, 0.01, 0.1])
+def test_dgc_sends_about_the_share_that_it_should(density: float) -> None:
+    """Between 0.8 and 1.3 of it, as published: by construction, with no chance of a false alarm."""
+    ranks = Ranks.start(DGC(compensation="none", density=density), (200_000,), 1)
+    (average,) = ranks.reduce(gradients_of(ranks))
+    assert 0.8 * density <= float((average != 0).double().mean()) <= 1.3 * density
+
+
+def test_dgc_leaves_parameters_of_one_dimension_alone() -> None:
+    from terngrad.methods import ParameterInfo
+
+    assert DGC().sends_dense(ParameterInfo("bias", 1000, False, num_dims=1))
+    assert not DGC().sends_dense(ParameterInfo("weight", 1000, False, num_dims=2))
+
+
+# What is held back
+
+
+@pytest.mark.parametrize("values", VALUES)
+def test_what_was_sent_and_what_is_held_back_is_all_there_was(values: str) -> None:
+    """Over 1,000 steps, for every element, to the rounding of single precision."""
+    ranks = Ranks.start(SDAGC(compensation="none", threshold=2.5, values=values), (300, 40), 2)
+    generator = torch.Generator().manual_seed(3)
+    given, sent = torch.zeros(340, dtype=torch.float64), torch.zeros(340, dtype=torch.float64)
+    for step in range(1000):
+        gradients = [torch.randn(340, generator=generator) for _ in range(2)]
+        given += sum(gradient.double() for gradient in gradients)
+        sent += 2 * ranks.reduce(gradients, step=step)[0].double()
+    kept = sum(torch.cat(list(coder.residuals.values())).double() for coder in ranks.coders)
+    largest = 1000**0.5 * 4  # of a sum on the way
+    assert float((sent + kept - given).abs().max()) < 1000 * largest * 2**-24
+
+
+def test_momentum_acts_on_what_is_held_back() -> None:
+    ranks = start(SDAGC(threshold=1e9, values="fp32"), 2, Momentum(0.9))
+    gradients = gradients_of(ranks)
+    for step in range(2):
+        ranks.reduce(gradients, step=step)
+    kept = held(ranks, 0)
+    expected = gradients[0] + (0.9 * gradients[0] + gradients[0])
+    untouched = kept == expected
+    assert untouched.double().mean() > 0.99  # but for the largest of each layer, which was sent
+
+
+def test_nesterov_momentum_looks_ahead() -> None:
+    ranks = start(SDAGC(threshold=1e9, values="fp32"), 1, Momentum(0.9, nesterov=True))
+    (gradient,) = gradients_of(ranks)
+    ranks.reduce([gradient])
+    expected = 0.9 * gradient + gradient
+    assert (held(ranks, 0) - expected).abs().median() < 1e-6
+
+
+def test_velocity_is_cleared_where_something_was_sent() -> None:
+    ranks = start(replace(PLAIN, compensation="masking", values="fp32"), 1, Momentum(0.9))
+    (gradient,) = gradients_of(ranks)
+    (average,) = ranks.reduce([gradient])
+    velocity = torch.cat([ranks.coders[0].velocities[s.index] for s in ranks.segments])
+    assert torch.equal(velocity, torch.where(average != 0, 0.0, gradient))
+
+
+def test_sam_keeps_momentum_in_one_buffer() -> None:
+    """As published: u <- m u + g, send above the threshold, divide the rest by m; to rounding."""
+    ranks = Ranks.start(SDAGC(compensation="sam", threshold=2.0, values="fp32"), (1000,), 1)
+    ranks.coders[0].momenta = {0: Momentum(0.9)}
+    generator = torch.Generator().manual_seed(1)
+    u = torch.zeros(1000, dtype=torch.float64)
+    for step in range(20):
+        gradient = torch.randn(1000, generator=generator)
+        (sent,) = ranks.reduce([gradient], step=step)
+        u = 0.9 * u + gradient.double()
+        torch.testing.assert_close(sent.double(), torch.where(sent != 0, u, 0.0), rtol=1e-4, atol=1e-5)
+        u = torch.where(sent != 0, u, u / 0.9)
+    assert not ranks.coders[0].velocities
+
+
+def test_parameters_that_are_sent_whole_get_their_momentum_too() -> None:
+    ranks = start(SDAGC(dense_below=10**6), 2, Momentum(0.5))
+    gradients = gradients_of(ranks)
+    mean = (gradients[0] + gradients[1]) / 2
+    torch.testing.assert_close(ranks.reduce(gradients)[0], mean)
+    torch.testing.assert_close(ranks.reduce(gradients, step=1)[1], 1.5 * mean)
+
+
+def test_local_clipping_shares_the_norm_among_workers() -> None:
+    ranks = Ranks.start(SDAGC(compensation="none", threshold=1e9, clip_norm=2.0, values="fp32"), (1000,), 4)
+    gradients = gradients_of(ranks)
+    sent = ranks.reduce(gradients)[0] * 4
+    whole = sum(torch.cat(list(coder.residuals.values())) for coder in ranks.coders) + sent
+    expected = sum(gradient / gradient.norm() * 1.0 for gradient in gradients)
+    torch.testing.assert_close(whole, expected, rtol=1e-4, atol=1e-6)
+
+
+def test_draining_sends_all_that_is_held_back() -> None:
+    ranks = start(PLAIN, 2)
+    gradients = gradients_of(ranks)
+    ranks.reduce(gradients)
+    expected = torch.stack([gradient + held(ranks, rank) for rank, gradient in enumerate(gradients)]).mean(dim=0)
+    for coder in ranks.coders:
+        coder.draining = True
+    averages = ranks.reduce(gradients, step=1)
+    torch.testing.assert_close(averages[0], expected)
+    assert not held(ranks, 0).any()
+    assert not ranks.coders[0].draining
+
+
+@pytest.mark.parametrize("other", [TernGrad(dense_below=100), Dense()])
+def test_another_method_sends_what_a_sparse_one_held_back(other: Method) -> None:
+    ranks = start(PLAIN, 2)
+    gradients = gradients_of(ranks)
+    ranks.reduce(gradients)
+    whole = torch.stack([held(ranks, rank) for rank in range(2)]).mean(dim=0)
+    assert whole.any()
+    for coder in ranks.coders:
+        coder.set_method(other)
+    zeros = [torch.zeros_like(gradient) for gradient in gradients]
+    found = ranks.all_gather(zeros, step=1)[0]
+    if isinstance(other, Dense):
+        torch.testing.assert_close(found, whole)
+    assert found.any()
+    assert not ranks.coders[0].residuals
+
+
+# Steps that are void
+
+
+@pytest.mark.parametrize("num_shards", [1, 3])
+@pytest.mark.parametrize("values", VALUES)
+def test_a_gradient_that_is_not_finite_is_seen_by_all_and_puts_back_what_was_sent(values: str, num_shards: int) -> None:
+    ranks = start(SDAGC(threshold=2.0, values=values), 3, Momentum(0.9))
+    gradients = gradients_of(ranks)
+    ranks.reduce(gradients)
+    before = [held(ranks, rank) for rank in range(3)]
+    speed = [torch.cat([coder.velocities[s.index] for s in ranks.segments]) for coder in ranks.coders]
+    gradients[1][7] = torch.inf
+    averages = ranks.reduce(gradients, num_shards, step=1)
+    for average in averages:
+        assert average[: SIZES[0]].isnan().any()
+        assert average[SIZES[0] :].isfinite().all()
+    for rank in range(3):
+        finite = gradients[rank].isfinite()
+        velocity = torch.where(finite, 0.9 * speed[rank] + gradients[rank], speed[rank])
+        expected = torch.where(finite, before[rank] + velocity, before[rank])
+        torch.testing.assert_close(held(ranks, rank), expected)
+
+
+def test_a_new_scale_of_the_loss_rescales_what_is_held_back() -> None:
+    ranks = start(SDAGC(threshold=3.0), 1, Momentum(0.9))
+    ranks.reduce(gradients_of(ranks))
+    coder, before = ranks.coders[0], held(ranks, 0)
+    coder.rescale(0.5)
+    assert torch.equal(held(ranks, 0), before * 0.5)
+    coder.rescale(0.5)
+    assert torch.equal(held(ranks, 0), before * 0.5)
+
+
+# Settings
+
+
+@pytest.mark.parametrize("spec", ["sdagc", "sdagc:values=sign,compensation=sam,threshold=4.0", "dgc:density=0.01"])
+def test_a_spec_names_an_equal_method(spec: str) -> None:
+    assert from_spec(spec).spec == spec
+
+
+@pytest.mark.parametrize(
+    ("options", "text"),
+    [
+        ({"values": "fp8"}, "values must be one of"),
+        ({"compensation": "x"}, "compensation must be one of"),
+        ({"clip_norm": -1.0}, "clip_norm must be >= 0"),
+        ({"threshold": -1.0}, "threshold must be >= 0"),
+        ({"warmup_steps": -1}, "warmup_steps must be an integer"),
+        ({"sigma_of": "x"}, "sigma_of must be"),
+    ],
+)
+def test_settings_that_cannot_be_are_refused(options: dict[str, object], text: str) -> None:
+    with pytest.raises(ConfigurationError, match=text):
+        SDAGC(**options)  # type: ignore[arg-type]
+
+
+# Messages
+
+FRAME = SparseFrame(
+    [Segment(0, 0, 700), Segment(1, 700, 300)], [], values="bf16", density=0.01, dense_type=torch.float32,
+    num_shards=1, world_size=2,
+)  # fmt: skip
+
+
+def replace_values(values: str) -> SparseFrame:
+    return SparseFrame(
+        FRAME.sparse, [], values=values, density=0.01, dense_type=torch.float32, num_shards=1, world_size=2
+    )
+
+
+def message_of(picks: Picks, kind: str) -> Tensor:
+    body = write_picks(FRAME, FRAME.shards[0], kind, picks)
+    envelope = Envelope(FRAME, 0, 0)
+    return whole_message(FRAME, FRAME.shards[0], body, [], lambda n: envelope.codes(0, 0, n), torch.device("cpu"))
+
+
+@pytest.mark.parametrize("count", [0, 1, 5, 999, 1000])
+@pytest.mark.parametrize("kind", VALUES)
+def test_a_message_says_what_was_written(kind: str, count: int) -> None:
+    positions = np.sort(np.random.default_rng(0).permutation(1000)[:count])
+    picks = Picks(positions, np.ones(count, np.float32) * 0.5)
+    found = read_picks(FRAME, FRAME.shards[0], kind, message_of(picks, kind), "here")
+    chosen = found.values != 0
+    assert np.array_equal(found.positions[chosen], positions)
+    assert np.array_equal(found.values[chosen], picks.values)
+
+
+def test_a_message_is_never_larger_than_all_values() -> None:
+    picks = Picks(np.arange(0, 998), np.ones(998, np.float32))
+    assert len(write_picks(FRAME, FRAME.shards[0], "bf16", picks)) <= 8 + 2 * 1000
+
+
+def test_values_that_half_precision_cannot_hold_stay_within_it() -> None:
+    picks = Picks(np.array([1, 2]), np.array([1e6, -1e6], np.float32))
+    assert as_read(replace_values("fp16"), picks).values.tolist() == [65504.0, -65504.0]
+
+
+@pytest.mark.parametrize("kind", VALUES)
+def test_a_message_that_was_cut_or_changed_is_refused_or_read_within_bounds(kind: str) -> None:
+    positions = np.arange(0, 1000, 37)
+    whole = message_of(Picks(positions, np.ones(len(positions), np.float32)), kind)
+    for length in range(52, len(whole)):
+        with pytest.raises(WireError):
+            read_picks(FRAME, FRAME.shards[0], kind, whole[:length], "here")
+    for at in range(52, len(whole)):
+        changed = whole.clone()
+        changed[at] ^= 0x55
+        try:
+            found = read_picks(FRAME, FRAME.shards[0], kind, changed, "here")
+        except WireError:
+            continue
+        assert (np.diff(found.positions) > 0).all()
+        assert not len(found.positions) or found.positions[-1] < 1000
