@@ -280,7 +280,8 @@ class Fuzzer:
 
     def entropy_decode(self, case: Streams) -> None:
         """Streams that were encoded, with some bytes and lengths changed."""
-        symbols, lengths = case.symbols % case.size, np.empty(len(case.rows), np.int64)
+        symbols, lengths = case.symbols % np.int64(case.size), np.empty(len(case.rows), np.int64)
+        symbols = symbols.astype(np.uint8)
         target = np.zeros(case.num_symbols, np.uint8)
         self.native.entropy_encode(
             case.isa, *case.alphabet, symbols.ctypes.data, case.num_symbols, case.right_spans, target.ctypes.data,
