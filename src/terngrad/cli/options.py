@@ -32,8 +32,15 @@ Vectorize = Annotated[
 Steps = Annotated[int | None, typer.Option(help="How many steps; the recipe's number if not given.")]
 Batch = Annotated[int | None, typer.Option(help="Examples of a step, of all workers together.")]
 Lr = Annotated[float | None, typer.Option(help="Learning rate, which the recipe's schedule multiplies.")]
+Optimizer = Annotated[str | None, typer.Option(help='"sgd" or "adam"; the recipe\'s own if not given.')]
 Momentum = Annotated[float | None, typer.Option(help="Of SGD.")]
 WeightDecay = Annotated[float | None, typer.Option(help="L2, added to the averaged gradient.")]
+ClipNorm = Annotated[
+    float | None,
+    typer.Option(
+        help="Clip the averaged gradient to this norm; with sparse methods each worker's own, layer by layer. 0: not."
+    ),
+]
 Schedule = Annotated[
     str | None,
     typer.Option(

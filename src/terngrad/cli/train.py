@@ -50,9 +50,11 @@ def train(
     ] = None,
     steps: options.Steps = None,
     batch: options.Batch = None,
+    optimizer: options.Optimizer = None,
     lr: options.Lr = None,
     momentum: options.Momentum = None,
     weight_decay: options.WeightDecay = None,
+    clip_norm: options.ClipNorm = None,
     schedule: options.Schedule = None,
     seed: options.Seed = None,
     exchange: options.Exchange = None,
@@ -78,7 +80,8 @@ def train(
     settings = {
         "workers": workers, "link": link, "servers": servers, "virtual_workers": virtual_workers,
         "vectorize": vectorize, "steps": steps, "batch": batch, "lr": lr, "momentum": momentum,
-        "weight_decay": weight_decay, "schedule": schedule, "seed": seed, "exchange": exchange,
+        "weight_decay": weight_decay, "clip_norm": clip_norm, "update": optimizer,
+        "schedule": schedule, "seed": seed, "exchange": exchange,
         "data": str(data.absolute()) if data else None, "log_every": log_every, "eval_every": eval_every,
         "checkpoint_every": checkpoint_every, "measure_every": measure_every, "threads": threads, "timeout_s": timeout,
         "tensorboard": tensorboard or None,
@@ -107,6 +110,7 @@ def _config(recipe: str | None, method: str | None, settings: dict[str, Any]) ->
 
 def _refuse(given: dict[str, Any]) -> None:
     """A run goes on with the settings it began with."""
+    given = {**given, "optimizer": given.pop("update")}
     names = [name if name.isupper() else f"--{name.strip('-').removesuffix('_s').replace('_', '-')}"
              for name, value in given.items() if value is not None]  # fmt: skip
     if names:

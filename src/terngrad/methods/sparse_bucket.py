@@ -97,12 +97,18 @@ class SparseBucket:
         thresholds = self._thresholds(residuals, statistics, gradients)
         # A gradient with an element that is not finite must be seen by everyone: it is sent as one NaN.
         thresholds = torch.where(finite, thresholds, torch.nan)
-        factor = coder.momenta.get(segments[0].index, Momentum()).factor if self._method.compensation == SAM else 0.0
-        entries, saved = self._kernels.select(residuals, velocities, maxima, thresholds, factor)
+        entries, saved = self._kernels.select(residuals, velocities, maxima, thresholds, self._kept)
         coder.undo.append(partial(self._kernels.restore, residuals, velocities, entries, saved))
         self._residuals, self._chosen = residuals, entries
         self._statistics, self._thresholds_used = statistics, thresholds
         return self._with_broken(self._picks_of(entries), (~finite).nonzero().flatten().tolist())
+
+    @property
+    def _kept(self) -> float:
+        """The share of what was sent that stays: with `sam`, which has one momentum for all, it is the velocity too."""
+        if self._method.compensation != SAM:
+            return 0.0
+        return self.coder.momenta.get(self.frame.sparse[0].index, Momentum()).factor
 
     def _velocities(self) -> list[Tensor] | None:
         """Of all sparse segments, if momentum is masked; those without momentum have none to speak of."""
@@ -180,6 +186,7 @@ class SparseBucket:
     def _keep_rounding(self, picks: Picks, sent: Picks) -> None:
         """What the values on the wire are short of stays in the residual."""
         lost = np.where(np.isfinite(picks.values), picks.values - sent.values, np.float32(0))
+        lost *= np.float32(1 - self._kept)  # so that v - (1 - kept) sent is left
         self._kernels.add_back(self._residuals, self._entries_of(Picks(picks.positions, lost)))
 
     # Reading

@@ -22,7 +22,7 @@ from terngrad.recipes.schedules import SCHEDULES
 class Optimizer:
     """What updates the parameters, in words; who trains makes torch's optimizer from it."""
 
-    kind: Literal["sgd", "adam"]
+    kind: str  # "sgd" or "adam"
     lr: float  # times `Recipe.factor` in each step
     momentum: float = 0.0  # of SGD
     weight_decay: float = 0.0  # L2, added to the averaged gradient of every parameter

@@ -10,7 +10,7 @@ from typing import Any
 import terngrad as tg
 from terngrad.errors import ConfigurationError
 from terngrad.recipes import RECIPES, SCHEDULES, Optimizer, Recipe
-from terngrad.train.methods import NONE, check_method
+from terngrad.train.methods import NONE, check_method, compensates
 
 NO_LINK = "none"
 AUTO = "auto"
@@ -18,8 +18,9 @@ VECTORIZE = (AUTO, "on", "off")
 _AT_LEAST_ONE = ("workers", "steps", "batch", "log_every", "threads")
 _NOT_NEGATIVE = (
     "servers", "virtual_workers", "seed", "eval_every", "checkpoint_every", "measure_every", "lr", "momentum",
-    "weight_decay",
+    "weight_decay", "clip_norm",
 )  # fmt: skip
+OPTIMIZERS = ("sgd", "adam")
 
 
 def recipe_named(name: str) -> Recipe:
@@ -43,9 +44,11 @@ class TrainConfig:
     steps: int
     batch: int  # examples of a step, over all workers
     seed: int
+    update: str  # the optimizer's kind
     lr: float
     momentum: float
     weight_decay: float
+    clip_norm: float  # of the averaged gradient; sparse methods clip each worker's instead. 0: none
     schedule: str  # of the learning rate
     log_every: int
     eval_every: int  # 0: never
@@ -75,6 +78,7 @@ class TrainConfig:
         self._require("seed", self.seed < 2**32, "be less than 2^32")
         self._require("timeout_s", self.timeout_s > 0, "be more than 0 seconds")
         self._require("schedule", self.schedule in SCHEDULES, f"be one of {', '.join(SCHEDULES)}")
+        self._require("update", self.update in OPTIMIZERS, f"be one of {', '.join(OPTIMIZERS)}")
         self._require("vectorize", self.vectorize in VECTORIZE, f"be one of {', '.join(VECTORIZE)}")
         self._require("batch", self.batch % self.num_ranks == 0, f"be a multiple of the {self.num_ranks} workers")
         self._require_consistent()
@@ -82,7 +86,7 @@ class TrainConfig:
 
     def _require(self, name: str, ok: bool, what: str) -> None:
         if not ok:
-            option = "--" + name.removesuffix("_s").replace("_", "-")
+            option = "--optimizer" if name == "update" else "--" + name.removesuffix("_s").replace("_", "-")
             raise ConfigurationError(f"{option} {getattr(self, name)}: it must {what}")
 
     def _require_consistent(self) -> None:
@@ -104,6 +108,11 @@ class TrainConfig:
                     f"--servers {self.servers} with --method {self.method}: servers add up codes, which have no sum if "
                     "every worker has its own scaler; leave out shared=false, or --servers"
                 )
+        if self.update != "sgd" and compensates(self.method):
+            raise ConfigurationError(
+                f"--method {self.method} with the optimizer {self.update}: it takes momentum over, which it can from "
+                "SGD only; pass --optimizer sgd with --lr and --momentum, or give the method compensation=none"
+            )
         if self.method == NONE and self.checkpoint_every:
             raise ConfigurationError(
                 f"--checkpoint-every {self.checkpoint_every} with --method {NONE}: without communication the workers' "
@@ -137,7 +146,12 @@ class TrainConfig:
     def optimizer(self) -> Optimizer:
         """The recipe's, with this run's numbers."""
         return dataclasses.replace(
-            RECIPES[self.recipe].optimizer, lr=self.lr, momentum=self.momentum, weight_decay=self.weight_decay
+            RECIPES[self.recipe].optimizer,
+            kind=self.update,
+            lr=self.lr,
+            momentum=self.momentum,
+            weight_decay=self.weight_decay,
+            clip_norm=self.clip_norm,
         )
 
     def to_json(self) -> dict[str, Any]:
@@ -159,8 +173,9 @@ def _usual(recipe: Recipe, method: str, given: Mapping[str, Any]) -> dict[str, A
     optimizer = recipe.optimizer
     return {
         "workers": 1 if given.get("virtual_workers") else 2, "servers": 0, "virtual_workers": 0, "link": NO_LINK,
-        "exchange": AUTO, "steps": recipe.steps, "batch": recipe.batch, "seed": 0, "lr": optimizer.lr,
-        "momentum": optimizer.momentum, "weight_decay": optimizer.weight_decay, "schedule": recipe.schedule,
+        "exchange": AUTO, "steps": recipe.steps, "batch": recipe.batch, "seed": 0,
+        "update": optimizer.kind, "lr": optimizer.lr, "momentum": optimizer.momentum,
+        "weight_decay": optimizer.weight_decay, "clip_norm": optimizer.clip_norm, "schedule": recipe.schedule,
         "log_every": 20,
         "eval_every": eval_every, "checkpoint_every": 0 if method == NONE else eval_every, "measure_every": 100,
         "threads": 1, "timeout_s": 1800.0, "vectorize": AUTO, "tensorboard": False, "data": None,

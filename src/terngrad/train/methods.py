@@ -189,6 +189,14 @@ def clips_locally(spec: str) -> bool:
     return spec.partition(":")[0] in tg.Method.registry and isinstance(tg.from_spec(spec), tg.Sparse)
 
 
+def compensates(spec: str) -> bool:
+    """Whether this method takes the optimizer's momentum over."""
+    if spec.partition(":")[0] not in tg.Method.registry:
+        return False
+    method = tg.from_spec(spec)
+    return isinstance(method, tg.Sparse) and method.compensates
+
+
 TORCH_METHODS: dict[str, type[Connection]] = {
     NONE: NoCommunication,
     "fp32": PlainDDP,
