@@ -29,7 +29,8 @@ TG_INLINE uint64_t bits_where(const float* values, int64_t count, Test&& test) {
   return bits;
 }
 
-constexpr int kFar = 16, kNear = 8;  // tiles between asking for memory and using it; measured
+// Tiles between asking for memory and using it. Measured: less than 4 and 2 is slow, more makes no difference.
+constexpr int kFar = 16, kNear = 8;
 
 // The numbers of the tiles that may have elements above the threshold.
 TG_INLINE int find_tiles(const float* maxima, int64_t num_tiles, VF threshold, uint16_t* found) {
