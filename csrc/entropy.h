@@ -1,8 +1,8 @@
 // Range variant of asymmetric numeral systems (Duda 2013), eight interleaved states over one stream of symbols.
 //
 // Symbol i belongs to state i mod 8. A state stays in [2^15, 2^31): the encoder, which goes backwards, pushes out the
-// low 16 bits of a state that would leave the interval, and the decoder, which goes forwards, takes them in again. Every
-// state starts at 2^15 in the encoder and so must end there in the decoder. docs/wire-formats.md has the layout.
+// low 16 bits of a state that would leave the interval, and the decoder, which goes forwards, takes them in again.
+// Every state starts at 2^15 in the encoder and so must end there in the decoder. docs/wire-formats.md has the layout.
 #pragma once
 
 #include "model.h"
@@ -13,8 +13,8 @@ constexpr int kStates = 8;
 constexpr uint32_t kLowest = 1u << 15;
 constexpr int kStateBytes = 4 * kStates;
 
-// if (a < b) { x = y; p = q; }, as conditional moves: whether a word is due is as good as random, and GCC makes a branch of
-// whatever else says so briefly.
+// if (a < b) { x = y; p = q; } without a branch, as whether a word is due is as good as random. GCC makes a branch of
+// every short way to write it, so on x86 it is spelled out.
 template <class Pointer>
 TG_INLINE void move_if_less(uint32_t a, uint32_t b, uint32_t& x, uint32_t y, Pointer& p, Pointer q) {
 #if defined(__x86_64__)
@@ -30,8 +30,8 @@ TG_INLINE void move_if_less(uint32_t a, uint32_t b, uint32_t& x, uint32_t y, Poi
 }
 
 // What encoding a symbol does to a state x: q = x / frequency, x += start + q * (2^15 - frequency). The division is the
-// product with the reciprocal 2^shift / frequency, rounded up, where 2^(shift - 31) is the first power of two that is not
-// below the frequency: exact for x < 2^31 (Granlund and Montgomery 1994, theorem 4.2).
+// product with the reciprocal 2^shift / frequency, rounded up, where 2^(shift - 31) is the first power of two that is
+// not below the frequency: exact for x < 2^31 (Granlund and Montgomery 1994, theorem 4.2).
 struct Push {
   uint32_t reciprocal;
   uint16_t most, start, complement;  // most: frequency - 1, the most that the high half of x may be
@@ -66,10 +66,11 @@ void make_pushes(const uint16_t* frequency, int size, Push* pushes) {
 uint8_t* push_all(const Push* pushes, const uint8_t* symbols, int64_t length, const uint8_t* begin, uint8_t* end,
                   uint32_t* states) {
   uint8_t* words = end;
-  uint32_t x[kStates];
-  for (uint32_t& state : x) state = kLowest;
+  for (int j = 0; j < kStates; ++j) states[j] = kLowest;
   int64_t i = length - length % kStates;
-  for (int64_t j = length - 1; j >= i; --j) push(pushes[symbols[j]], x[j - i], words);
+  for (int64_t j = length - 1; j >= i; --j) push(pushes[symbols[j]], states[j - i], words);
+  uint32_t x[kStates];  // never indexed by a variable, so that it can be registers
+  std::memcpy(x, states, sizeof x);
   while (i > 0 && words > begin) {
     i -= kStates;
 #pragma GCC unroll 8
@@ -167,8 +168,8 @@ struct Words {
   }
 };
 
-bool pop_all(const Slots& slots, const uint32_t* states, Words& words, uint8_t* symbols, int64_t length) {
-  uint32_t x[kStates];
+bool pop_all(const Slots& slots, uint32_t* states, Words& words, uint8_t* symbols, int64_t length) {
+  uint32_t x[kStates];  // never indexed by a variable, so that it can be registers
   std::memcpy(x, states, sizeof x);
   int64_t i = 0;
   for (; i + kStates <= length; i += kStates) {
@@ -178,10 +179,11 @@ bool pop_all(const Slots& slots, const uint32_t* states, Words& words, uint8_t* 
     for (int j = 0; j < kStates; ++j) symbols[i + j] = pop(slots, x[j], at);
     words.at = at;
   }
+  std::memcpy(states, x, sizeof x);
   if (!words.ready()) return false;
-  for (int j = 0; i < length; ++i, ++j) symbols[i] = pop(slots, x[j], words.at);
+  for (int j = 0; i < length; ++i, ++j) symbols[i] = pop(slots, states[j], words.at);
   bool home = words.at == words.end;
-  for (uint32_t state : x) home &= state == kLowest;
+  for (int j = 0; j < kStates; ++j) home &= states[j] == kLowest;
   return home;
 }
 

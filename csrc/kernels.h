@@ -23,7 +23,7 @@ struct Radix {
   int rows, shift;
 };
 
-// Bytes below `size` that stand for `digits` digits of a radix. Those with the same digits in another order are a class.
+// Bytes below `size` that stand for some digits of a radix. Those with the same digits in another order are a class.
 struct Alphabet {
   int size, num_classes;
   uint8_t class_of[256];
@@ -101,8 +101,8 @@ struct Kernels {
   // Takes those of at most kSearch elements that are above the threshold, numbered from `first`; returns how many.
   int64_t (*select_above)(float* residual, float* velocity, const float* maxima, int64_t length, float threshold,
                           float factor, uint32_t first, Picks);
-  // Codes `length` symbols to the end of `slot`, which has room for as many bytes, and returns how many it took: `length`
-  // if they are stored as they are. -1: a symbol outside the alphabet.
+  // Codes `length` symbols to the end of `slot`, which has room for as many bytes, and returns how many it took:
+  // `length` if they are stored as they are. -1: a symbol outside the alphabet.
   int64_t (*encode_stream)(const Alphabet&, const uint8_t* symbols, int64_t length, uint8_t* slot);
   // The inverse. False: bytes that no encoder writes.
   bool (*decode_stream)(const Alphabet&, const uint8_t* coded, int64_t num_bytes, uint8_t* symbols, int64_t length);

@@ -1,8 +1,8 @@
 // The integer sum of N <= 127 ternary payloads as symbols for the entropy coder, and the average from them.
 //
-// A symbol is a byte of D digits, each a level value + N of radix R = 2N+1, with D as large as R^D <= 256 allows. D rows
-// of eight consecutive elements make eight symbols: symbol j holds lane j, row 0 the most significant digit. Missing
-// elements of a run's last rows are zeros.
+// A symbol is a byte of D digits, each a level value + N of radix R = 2N+1, with D as large as R^D <= 256 allows. D
+// rows of eight consecutive elements make eight symbols: symbol j holds lane j, row 0 the most significant digit.
+// Missing elements of a run's last rows are zeros.
 #pragma once
 
 #include "levels.h"
