@@ -138,3 +138,46 @@ def test_dense_messages_hold_the_gradient_in_its_type(dtype: str) -> None:
     for rank, own in enumerate(golden["outputs"]["messages"]):
         found = [value for message in own for value in read_by_hand(message, "dense", dtype, 2, 3)[3]]
         assert found == gradients_of(golden["inputs"])[rank]
+
+
+def positions_of(stream: bytes, count: int, limit: int) -> list[int]:
+    """Gap-coded positions, read from their description."""
+    bits = [byte >> i & 1 for byte in stream for i in range(8)]
+    mean, escape_bits = 32 * (limit - count) // count, (limit - count).bit_length()
+    at, position, found = 0, -1, []
+
+    def number(size: int) -> int:
+        nonlocal at
+        at += size
+        return sum(bit << i for i, bit in enumerate(bits[at - size : at]))
+
+    for _ in range(count):
+        low = min((mean >> 6).bit_length(), 32)
+        quotient = 0
+        while quotient < 16 and not number(1):
+            quotient += 1
+        gap = quotient << low | number(low) if quotient < 16 else number(escape_bits)
+        position += gap + 1
+        mean += min(gap, 16 << low) - (mean >> 5)
+        found.append(position)
+    assert not any(bits[at:])
+    return found
+
+
+@pytest.mark.parametrize(("name", "kind", "dense"), [("sparse", "bf16", 5), ("sparse_whole", "fp16", 0)])
+def test_sparse_messages_mean_what_their_description_says(name: str, kind: str, dense: int) -> None:
+    golden = load(name)
+    gradients = gradients_of(golden["inputs"])
+    size = DENSE_TYPES[kind][0] and 2
+    for rank, (text,) in enumerate(golden["outputs"]["messages"]):
+        data = bytes.fromhex(text)
+        fields = HEADER.unpack(data[:52])
+        assert fields[2:6] == (8, 1 if dense else 0, 0, rank)
+        assert fields[9:12] == (175 - dense, dense, len(data))
+        count, gap_bytes = struct.unpack("<II", data[52:60])
+        values = floats(data[60 + gap_bytes : 60 + gap_bytes + size * count], kind)
+        whole = count == 175 - dense
+        positions = list(range(count)) if whole else positions_of(data[60 : 60 + gap_bytes], count, 175 - dense)
+        assert values == [gradients[rank][position] for position in positions]
+        assert floats(data[60 + gap_bytes + size * count :], "fp32") == gradients[rank][175 - dense :]
+        assert whole == (name == "sparse_whole")
