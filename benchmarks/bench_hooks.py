@@ -92,7 +92,7 @@ def run(args: argparse.Namespace, lab: Lab | None, **changes: Any) -> list[dict[
             "rounds": -(-args.steps // args.steps_per_turn),
             "steps_per_turn": args.steps_per_turn, "sample_steps": args.sample_steps, "net": args.net,
             "width": args.width, "depth": args.depth, "batch": args.batch, "bucket_view": args.bucket_view,
-            "pin": args.pin, "seed": args.seed,
+            "momentum": args.momentum, "pin": args.pin, "seed": args.seed,
         }  # fmt: skip
         job = Job(**{**settings, **changes})
         with started(job, lab) as processes:
@@ -338,6 +338,7 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--depth", type=int, default=24, help="how many of them")
     parser.add_argument("--batch", type=int, default=16, help="examples of a rank and step")
     parser.add_argument("--bucket-view", action="store_true", help="DDP's gradient_as_bucket_view, for all methods")
+    parser.add_argument("--momentum", type=float, default=0.0, help="of SGD, for all methods")
     parser.add_argument("--pin", action=argparse.BooleanOptionalAction, default=False,
                         help="a core for each rank, where there are as many")  # fmt: skip
     parser.add_argument("--timeout", type=float, default=1800, help="seconds after which the ranks are ended")

@@ -55,6 +55,7 @@ class Job:
     depth: int
     batch: int  # examples of each rank and step
     bucket_view: bool  # gradients are views of DDP's buckets, for all methods alike
+    momentum: float  # of SGD, which sparse methods take over
     pin: bool  # each rank to a core of its own, where there are as many
     seed: int
 
@@ -89,7 +90,7 @@ class Method:
             rank = int(name.removeprefix(POWERSGD))
             self._powersgd = powersgd.PowerSGDState(None, matrix_approximation_rank=rank, start_powerSGD_iter=2)
 
-    def connect(self, model: DistributedDataParallel) -> terngrad.Handle | None:
+    def connect(self, model: DistributedDataParallel, optimizer: torch.optim.Optimizer) -> terngrad.Handle | None:
         """Takes the model's hook slot, where the method needs it."""
         if self.name in (NO_SYNC, DDP):
             return None
@@ -100,13 +101,13 @@ class Method:
             model.register_comm_hook(self._powersgd, powersgd.powerSGD_hook)
             return None
         spec, _, exchange = self.name.partition(AT)
-        return terngrad.attach(model, spec, exchange=exchange or "auto")
+        return terngrad.attach(model, spec, exchange=exchange or "auto", optimizer=optimizer)
 
 
 class Trainer:
     """The model in a method's turn."""
 
-    def __init__(self, method: Method, module: nn.Module, loss: Loss, bucket_view: bool) -> None:
+    def __init__(self, method: Method, module: nn.Module, loss: Loss, bucket_view: bool, momentum: float = 0.0) -> None:
         self.name = method.name
         self.model = DistributedDataParallel(
             module,
@@ -114,8 +115,8 @@ class Trainer:
             gradient_as_bucket_view=bucket_view,
             init_sync=False,  # ranks have made the same model, and it need not cross the link in every turn
         )
-        self.handle = method.connect(self.model)
-        self.optimizer = torch.optim.SGD(self.model.parameters(), lr=1e-4)
+        self.optimizer = torch.optim.SGD(self.model.parameters(), lr=1e-4, momentum=momentum)
+        self.handle = method.connect(self.model, self.optimizer)
         self._loss = loss
 
     def step(self) -> None:
@@ -134,7 +135,7 @@ class Trainer:
 
 def take_turn(method: Method, module: nn.Module, loss: Loss, record: Record, job: Job) -> None:
     """Steps to settle, then the timed ones."""
-    trainer = Trainer(method, module, loss, job.bucket_view)
+    trainer = Trainer(method, module, loss, job.bucket_view, job.momentum)
     for _ in range(POWERSGD_SETTLING_STEPS if method.is_powersgd else SETTLING_STEPS):
         trainer.step()
     dist.barrier()

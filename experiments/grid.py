@@ -87,6 +87,7 @@ def _run(cell: Cell, folder: Path, options: argparse.Namespace) -> dict[str, Any
 def compact(cell: Cell, path: Path) -> dict[str, Any]:
     """What is kept of a run: settings, machine, evaluations and the end."""
     run = read_run(path)
+    assert run.start is not None
     assert run.end is not None
     losses = [(event["step"], event["loss"]) for event in run.steps]
     return {
@@ -98,6 +99,7 @@ def compact(cell: Cell, path: Path) -> dict[str, Any]:
         "steps": run.end["step"],
         "seconds": run.end["seconds"],
         "bytes_sent_per_step": run.end["bytes_sent"] / run.end["step"],
+        "dense_bytes_per_step": run.start["dense_bytes_per_step"],
         "evaluations": [(event["step"], event["value"]) for event in run.evals],
         "losses": losses[:: max(1, len(losses) // 50)],
     }
@@ -186,16 +188,32 @@ def main(here: Path, description: str, arms: Callable[[argparse.Namespace], Sequ
         if not found:
             continue
         if any(result["final"] is None for result in found):
-            rows.append((arm.label, f"{found[0]['steps']:,}", len(found), "diverged", "", "NO"))
+            rows.append((arm.label, f"{found[0]['steps']:,}", len(found), "diverged", "", "NO", ratio_of(found)))
             continue
         mean = means[arm.label] = Mean.of([measure.value(result) for result in found])
         compared = measure.compare(mean, means[arm.base]) if arm.base in means else ("", "")
-        rows.append((arm.label, f"{found[0]['steps']:,}", mean.count, mean, *compared))
+        rows.append((arm.label, f"{found[0]['steps']:,}", mean.count, mean, *compared, ratio_of(found)))
     unit = " %" if measure.relative else ""
-    columns = ("setting", "steps", "seeds", measure.name, "to float", f"within {measure.tolerance}{unit}")
+    columns = (
+        "setting",
+        "steps",
+        "seeds",
+        measure.name,
+        "to float",
+        f"within {measure.tolerance}{unit}",
+        "fewer bytes",
+    )
     write_table(
         here / "results" / "table.md", columns, rows, sorted({commit_of(result) for result in results.values()})
     )
+
+
+def ratio_of(results: Sequence[dict[str, Any]]) -> str:
+    """How many times fewer bytes a worker sent than a ring all-reduce in fp32, over the whole training."""
+    sent = [result["bytes_sent_per_step"] for result in results]
+    if not all(sent) or any("dense_bytes_per_step" not in result for result in results):
+        return ""
+    return f"{statistics.fmean(result['dense_bytes_per_step'] for result in results) / statistics.fmean(sent):,.0f}x"
 
 
 def scaled(steps: int, options: argparse.Namespace) -> str:

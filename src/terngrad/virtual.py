@@ -223,6 +223,7 @@ class VirtualWorkers:
             "dense_bytes": self._dense_bytes,
             "residuals": [_clones(coder.residuals) for coder in self._coders],
             "velocities": [_clones(coder.velocities) for coder in self._coders],
+            "densities": dict(self._coders[0].densities),
             "momentum": self._momentum.state_dict(),
         }
 
@@ -241,6 +242,7 @@ class VirtualWorkers:
             coder.seed = state["seed"]
             coder.residuals = {i: found.to(self._rows.device, copy=True) for i, found in residuals.items()}
             coder.velocities = {i: found.to(self._rows.device, copy=True) for i, found in velocities.items()}
+        self._coders[0].densities = dict(state["densities"])
         self._momentum.load_state_dict(state["momentum"])
 
 

@@ -222,6 +222,29 @@ def test_another_method_sends_what_a_sparse_one_held_back(other: Method) -> None
     assert not ranks.coders[0].residuals
 
 
+@pytest.mark.parametrize("num_shards", [1, 2])
+def test_revision_damps_what_arrives_in_bulk(num_shards: int) -> None:
+    ranks = Ranks.start(SDAGC(compensation="none", threshold=0.0, values="fp32", revision=0.5), (64,), 2)
+    few, many = torch.zeros(64), torch.ones(64)
+    few[:4] = 1.0
+    quiet = ranks.reduce([few, few], num_shards)
+    loud = ranks.reduce([many, many], num_shards, step=1)
+    assert torch.equal(quiet[0], few)
+    assert torch.equal(loud[0], many * 0.5)  # sixteen times as many would be a quarter
+    assert torch.equal(loud[1], loud[0])
+
+
+@pytest.mark.parametrize("values", ["bf16", "sign"])
+def test_sam_holds_back_what_values_are_short_of(values: str) -> None:
+    """Of a value v that is sent as s, v - (1 - m) s is left: the rest of it, and m s as velocity."""
+    ranks = Ranks.start(SDAGC(compensation="sam", threshold=1.0, values=values), (500,), 1)
+    ranks.coders[0].momenta = {0: Momentum(0.75)}
+    (gradient,) = gradients_of(ranks)
+    (sent,) = ranks.reduce([gradient])
+    expected = torch.where(sent != 0, gradient - 0.25 * sent, gradient)
+    torch.testing.assert_close(ranks.coders[0].residuals[0], expected)
+
+
 # Steps that are void
 
 

@@ -71,6 +71,7 @@ class SparseFrame:
         *,
         values: str,
         density: float,
+        whole: bool = False,
         dense_type: torch.dtype,
         num_shards: int,
         world_size: int,
@@ -79,6 +80,7 @@ class SparseFrame:
         self.dense = tuple(dense)
         self.values = values
         self.density = density  # that is expected, for predictions only
+        self.whole = whole  # everything is chosen
         self.dense_dtype = dense_type
         self.num_shards = num_shards
         self.world_size = world_size
@@ -118,6 +120,7 @@ class SparseFrame:
                 "dense": [astuple(segment) for segment in self.dense],
                 "values": self.values,
                 "density": self.density,
+                "whole": self.whole,
                 "dense_type": next(name for name, dtype in DENSE_TYPES.items() if dtype == self.dense_dtype),
                 "num_shards": self.num_shards,
                 "world_size": self.world_size,

@@ -211,6 +211,7 @@ class Handle:
             "draining": self._coder.draining,
             "residuals": {names[i]: residual.clone() for i, residual in list(self._coder.residuals.items())},
             "velocities": {names[i]: velocity.clone() for i, velocity in list(self._coder.velocities.items())},
+            "densities": {names[i]: density for i, density in list(self._coder.densities.items())},
             "scale": self._coder.scale,
             "momentum": self._momentum.state_dict(),
         }
@@ -235,6 +236,8 @@ class Handle:
         self._coder.draining = state["draining"]
         self._coder.residuals = self._by_index(state["residuals"])
         self._coder.velocities = self._by_index(state["velocities"])
+        index = {name: i for i, name in enumerate(self._parameters)}
+        self._coder.densities = {index[name]: density for name, density in state["densities"].items()}
         self._coder.scale = state["scale"]
         self._momentum.load_state_dict(state["momentum"])
 

@@ -13,6 +13,8 @@ from terngrad.methods.base import Method, ParameterInfo
 from terngrad.methods.sparse import Sparse
 from terngrad.methods.terngrad import TernGrad
 
+REVISION_STEPS = 32  # over so many steps the usual density of a parameter is a mean
+
 
 @dataclass
 class Measured:
@@ -52,6 +54,7 @@ class Coder:
     residuals: dict[int, Tensor] = field(default_factory=dict)  # what is held back, by parameter index
     velocities: dict[int, Tensor] = field(default_factory=dict)  # of sparse methods with momentum, likewise
     momenta: dict[int, Momentum] = field(default_factory=dict)  # likewise
+    densities: dict[int, float] = field(default_factory=dict)  # running means, likewise; the same on all ranks
     scale: float = 1.0  # of the loss, in which residuals and velocities are kept
     undo: list[Callable[[], None]] = field(default_factory=list)  # what takes back a step that is void
     next_residuals: dict[int, Tensor | None] = field(default_factory=dict)  # as they will be, if the step is not void
@@ -102,6 +105,7 @@ class Coder:
             dense,
             values="fp32" if all_dense else method.values,
             density=1.0 if all_dense else method.expected_density,
+            whole=all_dense,
             dense_type=method.dense_type(dtype),
             num_shards=num_shards,
             world_size=self.world_size,
@@ -121,6 +125,12 @@ class Coder:
             for state in (*self.residuals.values(), *self.velocities.values()):
                 state.mul_(scale / self.scale)
             self.scale = scale
+
+    def revise(self, index: int, density: float, power: float) -> float:
+        """The factor of a parameter's step when this share of it has arrived: below 1 if it is more than usual."""
+        usual = self.densities.get(index, density)
+        self.densities[index] = usual + (density - usual) / REVISION_STEPS
+        return max(0.5, (usual / density) ** power) if density > usual else 1.0
 
     def residual(self, index: int, numel: int, device: torch.device) -> Tensor:
         """What is held back of a parameter, in single precision; zero at first."""

@@ -39,6 +39,9 @@ class Sparse(Method):
     values: str = "bf16"  # of what is sent; "sign": a bit each and one magnitude for a layer. Rounding is kept back
     compensation: str = MASKING  # of momentum: DGC's, "sam": one buffer instead of two, "none": left to the optimizer
     clip_norm: float = 0.0  # a layer's gradient is first clipped to this norm over the square root of N; 0: not
+    revision: float = (
+        0.0  # damps a layer's step when more of it than usual arrives at once: by that ratio to this power
+    )
     dense_below: int = 0  # smaller parameters are sent whole
     dense_names: tuple[str, ...] = ()  # patterns ("*.norm.*") of parameters that are sent whole
 
@@ -48,6 +51,8 @@ class Sparse(Method):
         self._require("compensation", self.compensation in kinds, f"be one of {', '.join(kinds)}")
         object.__setattr__(self, "clip_norm", float(self.clip_norm))  # so that 3 and 3.0 have one spec
         self._require("clip_norm", 0 <= self.clip_norm < math.inf, "be >= 0; pass 0 to turn clipping off")
+        object.__setattr__(self, "revision", float(self.revision))
+        self._require("revision", 0 <= self.revision < math.inf, "be >= 0; pass 0 to turn it off")
         self._require("dense_below", type(self.dense_below) is int and self.dense_below >= 0, "be an integer >= 0")
         well_named = type(self.dense_names) is tuple and all(n and not {*n} & {*",+"} for n in self.dense_names)
         self._require("dense_names", well_named, "be a tuple of patterns, not empty and without ',' and '+'")

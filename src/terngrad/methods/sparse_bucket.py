@@ -157,7 +157,7 @@ class SparseBucket:
         return torch.where(factors < 1, factors, ones)  # also where the norm is zero or not finite
 
     def _thresholds(self, residuals: list[Tensor], statistics: Statistics, gradients: Statistics | None) -> Tensor:
-        if self.frame.density == 1.0:
+        if self.frame.whole:
             return torch.full((len(residuals),), -1.0, device=self.buffer.device)
         numels = torch.from_numpy(self._spans[:, 1]).to(self.buffer.device, torch.float64)
         indices = np.array([s.index for s in self.frame.sparse], dtype=np.uint64)
@@ -229,8 +229,23 @@ class SparseBucket:
     def _scatter(self, found: Sequence[Picks], num_ranks: int) -> None:
         if self.frame.sparse:
             payloads = [self._entries_of(picks) for picks in found]
+            if self._method.revision:
+                payloads = [self._revised(payloads)]
             if not self._kernels.scatter_mean(self.buffer, self._spans, payloads, num_ranks):
                 raise WireError(f"{self.envelope.where}: positions out of order; a message was corrupted on its way")
+
+    def _revised(self, payloads: list[Entries]) -> Entries:
+        """The sum of all, with each parameter's share of it damped if more than usual has arrived."""
+        merged = self._kernels.merge(self._spans[:, 1], payloads)
+        if merged is None:
+            raise WireError(f"{self.envelope.where}: positions out of order; a message was corrupted on its way")
+        power = self._method.revision
+        factors = [
+            self.coder.revise(segment.index, int(count) / segment.numel, power)
+            for segment, count in zip(self.frame.sparse, merged.counts, strict=True)
+        ]
+        scale = torch.from_numpy(np.repeat(np.array(factors, dtype=np.float32), merged.counts))
+        return merged._replace(values=merged.values * scale.to(merged.values.device))
 
     def _settle(self) -> None:
         """The bucket holds the average now: dense parameters get their momentum, and all may find the step void."""
