@@ -57,7 +57,7 @@ class Bench:
 
     def _frame(self, codec: str, world_size: int) -> Frame:
         return Frame(
-            [self.segment], [], code=CODES[codec], block=0, dense_type=torch.float32, num_shards=1,
+            [self.segment], [], codec=codec, block=0, dense_type=torch.float32, num_shards=1,
             world_size=world_size,
         )  # fmt: skip
 

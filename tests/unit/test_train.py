@@ -353,9 +353,15 @@ def gradients(config: TrainConfig) -> Tensor:
     """The rows of all workers in the first step."""
     task = RECIPES[config.recipe].load()
     torch.manual_seed(0)
-    workers = OneProcess(config, task, RECIPES[config.recipe].make_model(task))
+    workers = started(config, task, RECIPES[config.recipe].make_model(task))
     workers._gradients(0)
     return workers._average.rows
+
+
+def started(config: TrainConfig, task: Task, net: nn.Module) -> OneProcess:
+    workers = OneProcess(config, task, net)
+    workers.start(torch.optim.SGD(net.parameters(), lr=0.1))
+    return workers
 
 
 def test_computing_all_workers_at_once_gives_the_same_gradients() -> None:
@@ -368,7 +374,7 @@ def test_models_that_do_not_vectorize_are_computed_one_by_one() -> None:
     net = nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4))
     on = TrainConfig.of("resnet20-cifar10", virtual_workers=2, vectorize="on")
     assert "--vectorize off" in message_of(lambda: OneProcess(on, Points(), net))
-    OneProcess(TrainConfig.of("resnet20-cifar10", virtual_workers=2), Points(), net).compute(0)
+    started(TrainConfig.of("resnet20-cifar10", virtual_workers=2), Points(), net).compute(0)
 
 
 class Points(Task):
@@ -395,7 +401,7 @@ def test_running_statistics_are_those_of_the_first_worker() -> None:
 
     config = TrainConfig.of("resnet20-cifar10", virtual_workers=4, batch=32)
     net, alone = make(), make()
-    OneProcess(config, Points(), net).compute(0)
+    started(config, Points(), net).compute(0)
     alone(Points().batch(0, 0, 0, 4, 32)[0])
     for found, wanted in zip(net.buffers(), alone.buffers(), strict=True):
         assert torch.equal(found, wanted)
