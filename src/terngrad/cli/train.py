@@ -36,8 +36,8 @@ def train(
         str | None,
         typer.Option(
             metavar="SPEC",
-            help='"terngrad" (the default) with options such as "terngrad:block=512", or "bf16"; "fp32", "fp16" and '
-            '"powersgd:rank=R": torch\'s own; "none": no communication, for its speed.',
+            help='"terngrad" (the default) with options such as "terngrad:block=512", "sdagc", "dgc" or "bf16"; '
+            '"fp32", "fp16" and "powersgd:rank=R": torch\'s own; "none": no communication, for its speed.',
         ),
     ] = None,
     workers: options.Workers = None,
