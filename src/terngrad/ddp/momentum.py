@@ -67,6 +67,7 @@ class MomentumLink:
         self._parameters = parameters
         self._coders = coders
         self._moved: MovedMomentum | None = None
+        self._in_residuals = False  # as `sam` keeps velocities
 
     def check(self, method: Method) -> None:
         """Raises unless the method can have this optimizer's momentum."""
@@ -86,20 +87,27 @@ class MomentumLink:
             self.give_back(mean)
         elif self._moved is None and self._optimizer is not None:
             self._moved = MovedMomentum(self._optimizer, self._parameters)
+            self._in_residuals = isinstance(method, Sparse) and method.compensation == SAM
             velocities = self._moved.take()
             for coder in self._coders:
                 coder.momenta = self._moved.momenta
-                coder.velocities = {i: velocity.clone() for i, velocity in velocities.items()}
+                for i, velocity in velocities.items():
+                    if self._in_residuals:  # where a value counts 1 / (1 - m) times in the end, as in the optimizer
+                        coder.residual(i, velocity.numel(), velocity.device).add_(
+                            velocity, alpha=coder.momenta[i].factor
+                        )
+                    else:
+                        coder.velocities[i] = velocity.clone()
 
     def give_back(self, mean: Mean) -> None:
         """The optimizer has its momentum again, and the mean of all ranks' velocities.
 
-        What is still held back has its momentum in it already. The optimizer will apply it anew, so the part is kept
-        that comes to the same in the end.
+        What is still held back has its momentum in it already, unless it is the velocity too. The optimizer will apply
+        it anew, so the part is kept that comes to the same in the end.
         """
         if self._moved is None:
             return
-        for coder in self._coders:
+        for coder in self._coders if not self._in_residuals else ():
             for i, residual in coder.residuals.items():
                 residual.mul_(1 - coder.momenta.get(i, Momentum()).factor)
         velocities = self._mean_velocities()
