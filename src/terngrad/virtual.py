@@ -63,7 +63,7 @@ class VirtualWorkers:
         self._rows = torch.zeros(num_workers, total, dtype=self._dtype, device=next(iter(parameters.values())).device)
         infos = describe(parameters)
         self._coders = [Coder(method, infos, rank, num_workers, operator.index(seed)) for rank in range(num_workers)]
-        self._momentum = MomentumLink(optimizer, parameters, self._coders)
+        self._momentum = MomentumLink(optimizer, parameters, self._coders, by_memory=False)
         self._momentum.check(method)
         if num_workers > 1:
             self._momentum.follow(method, lambda _: None)

@@ -101,6 +101,32 @@ def with_a_server(rank: int, world_size: int) -> dict[str, Any]:
     return found
 
 
+@stage.scenario(3)
+def many_buckets_to_a_server(rank: int, world_size: int) -> str:
+    """So many that the next one is sent while the sum of the one before is still awaited."""
+    servers = tg.ParameterServers(1)
+    if servers.is_server:
+        servers.serve()
+        return ""
+    torch.manual_seed(0)
+    net = nn.Sequential(*(nn.Linear(24, 24) for _ in range(20)), nn.Linear(24, 10))
+    model = DistributedDataParallel(net, process_group=servers.workers, bucket_cap_mb=0.004)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
+    handle = tg.attach(model, "sdagc:threshold=2", exchange=servers, optimizer=optimizer)
+    for step in range(6):
+        optimizer.zero_grad()
+        torch.autograd.backward(loss_of(model, rank, step))
+        optimizer.step()
+    handle.detach()
+    servers.close()
+    return digest(parameters(model))
+
+
+def test_buckets_in_flight_do_not_mix_up_lengths_and_messages() -> None:
+    first, second, _ = stage.play(many_buckets_to_a_server, 3)
+    assert first == second
+
+
 @pytest.mark.parametrize("method", METHODS)
 def test_a_parameter_server_gives_the_bits_of_the_other_exchanges(method: str) -> None:
     served = [rank[method] for rank in stage.play(with_a_server, 3)[:2]]

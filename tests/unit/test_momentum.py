@@ -69,3 +69,104 @@ def test_what_an_optimizer_had_in_motion_goes_on(compensation: str) -> None:
         assert close.double().mean() > 0.9
     else:
         torch.testing.assert_close(ends[1], ends[0], rtol=1e-3, atol=1e-3)
+
+
+def trained(
+    method: str, steps: int = 3, **settings: float
+) -> tuple[nn.Linear, torch.optim.Optimizer, tg.VirtualWorkers]:
+    torch.manual_seed(0)
+    net = nn.Linear(8, 8, bias=False)
+    optimizer = torch.optim.SGD(net.parameters(), **{"lr": 0.1, "momentum": 0.9, **settings})  # type: ignore[arg-type]
+    workers = tg.VirtualWorkers(net, method, 2, optimizer=optimizer)
+    generator = torch.Generator().manual_seed(2)
+    for _ in range(steps):
+        step(optimizer, workers, push(generator))
+    return net, optimizer, workers
+
+
+def hand_over(workers: tg.VirtualWorkers, method: str) -> None:
+    """As Handle.set_method, for virtual workers."""
+    found = tg.from_spec(method)
+    for coder in workers._coders:
+        coder.set_method(found)
+    workers._momentum.follow(found, lambda _: None)
+
+
+@pytest.mark.parametrize("nesterov", [False, True])
+@pytest.mark.parametrize("scale", [1.0, 1024.0])
+def test_a_hand_over_there_and_back_changes_nothing(scale: float, nesterov: bool) -> None:
+    method = "sdagc:threshold=3,values=fp32"
+    _, optimizer, workers = trained(method, nesterov=nesterov)
+    for coder in workers._coders:
+        coder.rescale(scale)
+    residual = workers._coders[0].residuals[0].clone()
+    velocity = sum(coder.velocities[0] for coder in workers._coders) / 2
+    hand_over(workers, "fp32")
+    assert optimizer.param_groups[0]["momentum"] == 0.9
+    hand_over(workers, method)
+    torch.testing.assert_close(workers._coders[0].residuals[0], residual)
+    torch.testing.assert_close(workers._coders[1].velocities[0], velocity)
+
+
+def test_a_parameter_that_becomes_dense_has_one_velocity_on_all_workers() -> None:
+    _, _, workers = trained("sdagc:threshold=3")
+    assert not torch.equal(workers._coders[0].velocities[0], workers._coders[1].velocities[0])
+    hand_over(workers, "sdagc:dense_below=1000")
+    assert torch.equal(workers._coders[0].velocities[0], workers._coders[1].velocities[0])
+
+
+def test_what_was_held_back_of_a_parameter_that_becomes_dense_is_sent() -> None:
+    net, optimizer, workers = trained("sdagc:threshold=3")
+    held = sum(coder.residuals[0] for coder in workers._coders) / 2 * (1 - 0.9)
+    hand_over(workers, "sdagc:dense_below=1000")
+    velocity = workers._coders[0].velocities[0].clone()
+    step(optimizer, workers, [torch.zeros(64)] * 2)
+    assert net.weight.grad is not None
+    torch.testing.assert_close(net.weight.grad.flatten(), held + 0.9 * velocity)
+    assert not workers._coders[0].residuals
+
+
+@pytest.mark.parametrize("by_keyword", [False, True])
+def test_weight_decay_survives_a_closure(by_keyword: bool) -> None:
+    weights = []
+    for method in ("fp32", "sdagc:dense_below=1000"):
+        net, optimizer, workers = trained(method, steps=0, weight_decay=0.5)
+
+        def closure(workers: tg.VirtualWorkers = workers) -> float:
+            workers.rows.zero_()
+            workers.average()
+            return 0.0
+
+        for _ in range(3):
+            optimizer.step(closure=closure) if by_keyword else optimizer.step(closure)
+        weights.append(net.weight.detach())
+    torch.testing.assert_close(weights[1], weights[0])
+
+
+def test_local_clipping_follows_the_scale_of_the_loss() -> None:
+    _, optimizer, workers = trained("sdagc:threshold=0,values=fp32,clip_norm=1000", steps=0)
+    for coder in workers._coders:
+        coder.rescale(65536.0)
+    gradient = torch.full((64,), 65536.0)
+    step(optimizer, workers, [gradient, gradient])
+    parameter = optimizer.param_groups[0]["params"][0]
+    torch.testing.assert_close(parameter.grad.flatten(), gradient)
+
+
+def test_velocities_lie_in_memory_as_their_parameter_does() -> None:
+    """DDP lays out a bucket in the order of memory."""
+    from terngrad.ddp.momentum import MomentumLink
+    from terngrad.ddp.parameters import describe
+    from terngrad.methods import Coder
+
+    net = nn.Conv2d(3, 4, 2, bias=False).to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.1, momentum=0.9)
+    parameters = dict(net.named_parameters())
+    buffer = torch.randn(4, 3, 2, 2).to(memory_format=torch.channels_last)
+    optimizer.state[net.weight]["momentum_buffer"] = buffer.clone(memory_format=torch.preserve_format)
+    coder = Coder(tg.SDAGC(), describe(parameters), 0, 2, 0)
+    link = MomentumLink(optimizer, parameters, [coder], by_memory=True)
+    link.follow(coder.method, lambda _: None)
+    assert torch.equal(coder.velocities[0], buffer.permute(0, 2, 3, 1).flatten())
+    link.give_back(lambda _: None)
+    assert torch.equal(optimizer.state[net.weight]["momentum_buffer"], buffer)

@@ -73,8 +73,8 @@ class Header:
     def check(self, message: Tensor) -> None:
         """Raises WireError unless `message` is as long as this header says and starts with exactly this header."""
         where = f"message from rank {self.sender}, step {self.step}, bucket {self.bucket}"
-        if message.numel() != self.num_bytes:
-            raise WireError(f"{where}: {message.numel()} bytes long, need {self.num_bytes}")
+        if message.numel() != self.num_bytes or message.numel() < HEADER_BYTES:
+            raise WireError(f"{where}: {message.numel()} bytes long, need {max(self.num_bytes, HEADER_BYTES)}")
         got = bytes(message[:HEADER_BYTES].tolist())
         if got != self.pack():
             raise WireError(f"{where}: {self._difference(got)}")

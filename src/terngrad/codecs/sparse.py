@@ -22,7 +22,7 @@ from torch import Tensor
 
 from terngrad.codecs.header import HEADER_BYTES, Body, DenseType, Header
 from terngrad.codecs.segments import DENSE_TYPES, WIRE_TYPES, DenseSpan, Segment, cut_dense, share
-from terngrad.errors import WireError
+from terngrad.errors import ConfigurationError, WireError
 from terngrad.kernels import kernels_for
 
 SIGN = "sign"  # and one magnitude for all chosen values of a parameter
@@ -84,6 +84,12 @@ class SparseFrame:
         self.dense_dtype = dense_type
         self.num_shards = num_shards
         self.world_size = world_size
+        numel = sum(segment.numel for segment in sparse)
+        if numel >= 2**32:
+            raise ConfigurationError(
+                f"a bucket of {numel:,} elements: sparse methods take fewer than 2^32; pass a smaller bucket_cap_mb to "
+                "DistributedDataParallel"
+            )
         self.starts: Int64Array = np.cumsum([0, *(segment.numel for segment in sparse)])  # of each segment, and the end
         self.shards = [
             SparseShard(*share(int(self.starts[-1]), i, num_shards), cut_dense(dense, i, num_shards))
@@ -176,8 +182,8 @@ def as_read(frame: SparseFrame, picks: Picks) -> Picks:
         scales = np.bincount(groups, np.abs(picks.values).astype(np.float64)) / np.bincount(groups)
         return Picks(picks.positions, np.copysign(scales.astype(np.float32)[groups], picks.values))
     values = torch.from_numpy(picks.values)
-    if frame.values == "fp16":  # what does not fit stays behind, as any rounding does
-        values = torch.where(values.isfinite(), values.clamp(-65504.0, 65504.0), values)
+    most = torch.finfo(DENSE_TYPES[frame.values]).max  # what does not fit stays behind, as any rounding does
+    values = torch.where(values.isfinite(), values.clamp(-most, most), values)
     return Picks(picks.positions, values.to(DENSE_TYPES[frame.values]).float().numpy())
 
 
@@ -256,6 +262,8 @@ def write_picks(frame: SparseFrame, shard: SparseShard, kind: str, picks: Picks)
 
 def read_picks(frame: SparseFrame, shard: SparseShard, kind: str, message: Tensor, where: str) -> Picks:
     """The picks of a message whose header is right."""
+    if message.numel() < HEADER_BYTES + _COUNTS.size + frame.dense_bytes(shard):
+        raise WireError(f"{where}: {message.numel()} bytes do not hold its counts and dense values")
     data = message[HEADER_BYTES : message.numel() - frame.dense_bytes(shard)].cpu().numpy().tobytes()
     try:
         number, num_gap_bytes = _COUNTS.unpack_from(data)

@@ -95,8 +95,7 @@ class Handle:
         self._coder = Coder(
             method, describe(self._parameters), self._channel.rank, self._channel.world_size, operator.index(seed)
         )
-        self._momentum = MomentumLink(optimizer, self._parameters, [self._coder])
-        self._momentum.check(method)
+        self._momentum = MomentumLink(optimizer, self._parameters, [self._coder], by_memory=True)
         self._grad_scaler = grad_scaler
         self._counters = Counters()
         self._segments: dict[tuple[int, ...], tuple[Segment, ...]] = {}
@@ -105,7 +104,10 @@ class Handle:
         self._position = 0  # buckets of this step so far
         self._unnumbered = False
         try:
-            self._agree("attach")
+            problem = self._problem_with_momentum(method)
+            self._agree("attach", problem=str(problem), grad_scaler=grad_scaler is not None)
+            if problem:
+                raise problem
         except BaseException:
             self._lane.close()
             raise
@@ -158,6 +160,13 @@ class Handle:
         self._coder.set_method(as_method(method))
         self._follow_method()
 
+    def _problem_with_momentum(self, method: Method) -> ConfigurationError | None:
+        try:
+            self._momentum.check(method)
+        except ConfigurationError as error:
+            return error
+        return None
+
     def _follow_method(self) -> None:
         """Has momentum where the method wants it."""
         if self._channel.world_size > 1:
@@ -171,7 +180,8 @@ class Handle:
 
         def average() -> None:
             with naming(lambda: f"rank {self._channel.rank}, step {self._step}, averaging velocities"):
-                self._channel.all_reduce(flat, 2 * flat.nbytes).wait()
+                world_size = self._channel.world_size
+                self._channel.all_reduce(flat, 2 * (world_size - 1) * flat.nbytes // world_size).wait()
 
         self._lane.call(average)
         flat /= self._channel.world_size
@@ -191,8 +201,10 @@ class Handle:
         Momentum that a method has taken over goes back to the optimizer.
         """
         if self._attached:
-            if self._channel.world_size > 1 and self._lane.error is None:
+            if self._lane.error is None:
                 self._momentum.give_back(self._mean_over_ranks)
+            else:
+                self._momentum.abandon()
             self._attached = False
             # The group stays: torch would give its name to the next one, which then finds the old one's addresses.
             self._lane.close()
@@ -235,7 +247,8 @@ class Handle:
         self._epoch = state["epoch"]
         self._coder.draining = state["draining"]
         self._coder.residuals = self._by_index(state["residuals"])
-        self._coder.velocities = self._by_index(state["velocities"])
+        if state["momentum"] is not None or not self._momentum.moved:  # else those that the optimizer had stay
+            self._coder.velocities = self._by_index(state["velocities"])
         index = {name: i for i, name in enumerate(self._parameters)}
         self._coder.densities = {index[name]: density for name, density in state["densities"].items()}
         self._coder.scale = state["scale"]
@@ -325,17 +338,22 @@ class Handle:
             # Even a failed bucket completes its future, so that DDP ends its own bookkeeping; the failure is raised
             # right after that, by after_backward.
             try:
-                if error is None and buffer.is_sparse:
-                    self._coder.note_average(buffer.coalesce().values())
-                if error is None and last:
-                    self._coder.end_step()
                 with stage.on_device():
+                    if error is None and buffer.is_sparse:
+                        self._coder.note_average(buffer.coalesce().values())
+                    if error is None and last:
+                        self._coder.end_step()
                     future.set_result(buffer)
             except BaseException as failure:
                 future.set_exception(failure)  # type: ignore[arg-type]
                 raise
 
         if buffer.is_sparse:
+            if self._momentum.moved:
+                raise ConfigurationError(
+                    f"{self.method.spec}: the model has sparse gradients, which pass through, and their momentum "
+                    "cannot; use Embedding(sparse=False), or give the method compensation='none'"
+                )
             self._lane.submit(SparseTask(buffer, self._channel, self._counters, stage, complete))
             return future
         segments = self._segments_of(bucket, number)
@@ -400,6 +418,7 @@ class Handle:
             "epoch": self._epoch,
             "draining": self._coder.draining,
             "verify_every": self._verify_every,
+            "momentum": self._momentum.settings(),
             "parameters": [(name, tuple(p.shape)) for name, p in self._parameters.items()],
             **changes,
         }

@@ -7,7 +7,8 @@ to the gradient, a parameter then moves as it would by plain SGD.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext
 from typing import Any
 
 import torch
@@ -34,10 +35,11 @@ def check_optimizer(optimizer: torch.optim.Optimizer, parameters: Mapping[str, n
             "method compensation='none', which leaves momentum where it is"
         )
     for number, group in enumerate(optimizer.param_groups):
-        if group["dampening"] or group["maximize"]:
+        if group["dampening"] or group["maximize"] or group.get("fused"):
             raise ConfigurationError(
                 f"attach(optimizer={name}): group {number} has dampening={group['dampening']}, "
-                f"maximize={group['maximize']}; momentum can be moved for dampening=0 and maximize=False"
+                f"maximize={group['maximize']}, fused={group.get('fused')}; momentum can be moved for dampening=0, "
+                "maximize=False and fused=False"
             )
     momenta = {(group["momentum"], group["nesterov"]) for group in optimizer.param_groups}
     if isinstance(method, Sparse) and method.compensation == SAM and (len(momenta) > 1 or any(n for _, n in momenta)):
@@ -46,28 +48,42 @@ def check_optimizer(optimizer: torch.optim.Optimizer, parameters: Mapping[str, n
             f"{sorted(momenta)}; pass compensation='masking'"
         )
     mine = {id(p) for group in optimizer.param_groups for p in group["params"]}
+    theirs = {id(p) for p in parameters.values()}
     missing = [name for name, p in parameters.items() if p.requires_grad and id(p) not in mine]
-    if missing:
+    if missing or not mine <= theirs:
         raise ConfigurationError(
-            f"attach(optimizer={name}): it does not have {len(missing)} of the model's parameters ({missing[0]}, ...); "
-            "pass the optimizer of this model, with all that is trained"
+            f"attach(optimizer={name}): it has {len(mine - theirs)} parameters that are not the model's, and of the "
+            f"model's it does not have {len(missing)} ({', '.join(missing[:1])}); pass an optimizer of this model "
+            "alone, with all of it that is trained"
         )
 
 
 class MomentumLink:
-    """An optimizer and the coders that may hold its momentum: one for this rank, or one for each virtual worker."""
+    """An optimizer and the coders that may hold its momentum: one for this rank, or one for each virtual worker.
+
+    `by_memory`: velocities are flat in the order of memory, as DDP lays out its buckets; else in that of indices.
+    """
 
     def __init__(
         self,
         optimizer: torch.optim.Optimizer | None,
         parameters: Mapping[str, nn.Parameter],
         coders: Sequence[Coder],
+        by_memory: bool,
     ) -> None:
         self._optimizer = optimizer
         self._parameters = parameters
+        self._list = list(parameters.values())
         self._coders = coders
+        self._by_memory = by_memory
         self._moved: MovedMomentum | None = None
-        self._in_residuals = False  # as `sam` keeps velocities
+        self._sparse: frozenset[int] = frozenset()  # parameters that the method does not send whole
+        self._in_residuals = False  # where `sam` keeps the velocities of those
+
+    @property
+    def moved(self) -> bool:
+        """Whether a method has the optimizer's momentum."""
+        return self._moved is not None
 
     def check(self, method: Method) -> None:
         """Raises unless the method can have this optimizer's momentum."""
@@ -78,65 +94,116 @@ class MomentumLink:
                 f"{method.spec} compensates momentum, and needs the optimizer that has it: pass optimizer=, or "
                 "compensation='none' if there is no momentum or it is to stay where it is"
             )
-        if self._moved is None:
+        with self._moved.shown() if self._moved is not None else nullcontext():
             check_optimizer(self._optimizer, self._parameters, method)
 
     def follow(self, method: Method, mean: Mean) -> None:
         """Moves momentum to where this method wants it. `mean` replaces tensors by their means over ranks."""
-        if not _wants_momentum(method):
-            self.give_back(mean)
-        elif self._moved is None and self._optimizer is not None:
-            self._moved = MovedMomentum(self._optimizer, self._parameters)
-            self._in_residuals = isinstance(method, Sparse) and method.compensation == SAM
-            velocities = self._moved.take()
-            for coder in self._coders:
-                coder.momenta = self._moved.momenta
-                for i, velocity in velocities.items():
-                    if self._in_residuals:  # where a value counts 1 / (1 - m) times in the end, as in the optimizer
-                        coder.residual(i, velocity.numel(), velocity.device).add_(
-                            velocity, alpha=coder.momenta[i].factor
-                        )
-                    else:
-                        coder.velocities[i] = velocity.clone()
+        wants = _wants_momentum(method) and self._optimizer is not None
+        infos = self._coders[0].parameters
+        sparse = frozenset(i for i, info in enumerate(infos) if wants and not method.sends_dense(info))
+        in_residuals = isinstance(method, Sparse) and method.compensation == SAM
+        if wants and self.moved and (sparse, in_residuals) == (self._sparse, self._in_residuals):
+            return
+        self.give_back(mean)
+        if wants:
+            self._sparse, self._in_residuals = sparse, in_residuals
+            self._take()
+
+    def _take(self) -> None:
+        """What is held back was a gradient for the optimizer, which would have counted 1 / (1 - m) times in the end."""
+        assert self._optimizer is not None  # the caller has looked
+        self._moved = moved = MovedMomentum(self._optimizer, self._list)
+        velocities = {i: self._flat(i, found) for i, found in moved.take().items()}
+        for coder in self._coders:
+            coder.momenta = moved.momenta
+            if not self._in_residuals:
+                for i in self._sparse & set(coder.residuals):
+                    coder.residuals[i] = coder.residuals[i].float() / (1 - moved.momenta[i].factor)
+            for i, velocity in velocities.items():
+                momentum = moved.momenta[i]
+                if i in self._sparse and self._in_residuals:
+                    held = coder.residual(i, velocity.numel(), velocity.device)
+                    held.add_(velocity, alpha=momentum.factor * coder.scale)
+                else:
+                    coder.velocities[i] = velocity * (coder.scale * momentum.ahead)
 
     def give_back(self, mean: Mean) -> None:
-        """The optimizer has its momentum again, and the mean of all ranks' velocities.
-
-        What is still held back has its momentum in it already, unless it is the velocity too. The optimizer will apply
-        it anew, so the part is kept that comes to the same in the end.
-        """
+        """The optimizer has its momentum again, and the mean of all ranks' velocities: the inverse of taking it."""
         if self._moved is None:
             return
-        for coder in self._coders if not self._in_residuals else ():
-            for i, residual in coder.residuals.items():
-                residual.mul_(1 - coder.momenta.get(i, Momentum()).factor)
-        velocities = self._mean_velocities()
+        velocities: dict[int, Tensor] = {}
+        for i in sorted({i for coder in self._coders for i in (*coder.velocities, *coder.residuals)}):
+            found = self._mean_velocity(i)
+            if found is not None:
+                velocities[i] = found
         mean(list(velocities.values()))
-        self._moved.give_back(velocities)
+        self._moved.give_back({i: self._shaped(i, velocity) for i, velocity in velocities.items()})
         self._moved = None
         for coder in self._coders:
             coder.velocities, coder.momenta = {}, {}
 
-    def _mean_velocities(self) -> dict[int, Tensor]:
-        """Over the coders here, in the gradient's own scale and in the order of parameters."""
-        held = [coder.velocities for coder in self._coders]
-        scale = self._coders[0].scale * len(held)
-        return {i: torch.stack([velocities[i] for velocities in held]).sum(dim=0) / scale for i in sorted(held[0])}
+    def _mean_velocity(self, i: int) -> Tensor | None:
+        """Of one parameter, over the coders here, as the optimizer has it; what is held back is converted too."""
+        momentum = self._coders[0].momenta.get(i, Momentum())
+        found = []
+        for coder in self._coders:
+            if i in self._sparse and self._in_residuals and momentum.factor:
+                held = coder.residuals.pop(i, None)
+                found.append(held / (momentum.factor * coder.scale) if held is not None else None)
+                continue
+            if i in self._sparse and i in coder.residuals:
+                coder.residuals[i] = coder.residuals[i] * (1 - momentum.factor)
+            velocity = coder.velocities.get(i)
+            found.append(velocity / (coder.scale * momentum.ahead) if velocity is not None else None)
+        there = [velocity for velocity in found if velocity is not None]
+        return torch.stack(there).sum(dim=0) / len(self._coders) if there else None
+
+    def abandon(self) -> None:
+        """The optimizer has its settings again; velocities are lost. For after an error, when ranks cannot agree."""
+        if self._moved is not None:
+            self._moved.give_back({})
+            self._moved = None
+
+    def _flat(self, i: int, tensor: Tensor) -> Tensor:
+        p = self._list[i]
+        if not self._by_memory:
+            return tensor.float().flatten()
+        whole = torch.empty_like(p, dtype=torch.float32).copy_(tensor)
+        return whole.as_strided((p.numel(),), (1,)).clone()
+
+    def _shaped(self, i: int, flat: Tensor) -> Tensor:
+        p = self._list[i]
+        if not self._by_memory:
+            return flat.view_as(p)
+        whole = torch.empty_like(p, dtype=torch.float32)
+        whole.as_strided((p.numel(),), (1,)).copy_(flat)
+        return whole
+
+    def settings(self) -> list[dict[str, Any]] | None:
+        """What ranks must have in common."""
+        return self._moved.settings() if self._moved is not None else None
 
     def state_dict(self) -> dict[str, Any] | None:
         return self._moved.state_dict() if self._moved is not None else None
 
     def load_state_dict(self, state: Mapping[str, Any] | None) -> None:
-        if self._moved is not None and state is not None:
+        """Goes on with a state; where momentum is the optimizer's business, that gets back what it was told to be."""
+        if state is None:
+            return
+        if self._moved is not None:
             self._moved.load_state_dict(state)
+        elif self._optimizer is not None:
+            for group, kept in zip(self._optimizer.param_groups, state["groups"], strict=True):
+                group.update(kept)
 
 
 class MovedMomentum:
     """The momentum of one optimizer, while it is with a method."""
 
-    def __init__(self, optimizer: torch.optim.Optimizer, parameters: Mapping[str, nn.Parameter]) -> None:
+    def __init__(self, optimizer: torch.optim.Optimizer, parameters: Sequence[nn.Parameter]) -> None:
         self._optimizer = optimizer
-        self._index = {id(p): i for i, p in enumerate(parameters.values())}
+        self._index = {id(p): i for i, p in enumerate(parameters)}
         self._kept: list[dict[str, Any]] = []  # of each group, what it was told to be
         self._decay: dict[int, Tensor] = {}  # velocity of weight decay, by parameter index
         self._hook: Any = None
@@ -151,27 +218,43 @@ class MovedMomentum:
         for group in self._optimizer.param_groups:
             for p in group["params"]:
                 found = self._optimizer.state[p].pop("momentum_buffer", None)
-                if found is not None and id(p) in self._index:
-                    velocities[self._index[id(p)]] = found.detach().float().flatten().clone()
+                if found is not None:
+                    velocities[self._index[id(p)]] = found.detach()
         return velocities
 
     def give_back(self, velocities: Mapping[int, Tensor]) -> None:
         """Ends it: the optimizer has its momentum again, with these velocities."""
-        if self._hook is None:
-            return
-        self._hook.remove()
-        self._hook = None
-        for group, kept in zip(self._optimizer.param_groups, self._kept, strict=True):
+        if self._hook is not None:
+            self._hook.remove()
+            self._hook = None
+        for group, kept in zip(self._optimizer.param_groups, self._kept, strict=False):
             group.update(kept)
             for p in group["params"]:
-                index = self._index.get(id(p))
-                if index is not None and index in velocities and group["momentum"]:
-                    total = velocities[index] + self._decay.get(index, 0.0)
-                    self._optimizer.state[p]["momentum_buffer"] = total.view_as(p).to(p.dtype)
+                parts = [held[i] for held in (velocities, self._decay) if (i := self._index.get(id(p), -1)) in held]
+                if parts and group["momentum"]:
+                    self._optimizer.state[p]["momentum_buffer"] = torch.stack(parts).sum(dim=0).to(p.dtype)
         self._decay.clear()
+
+    @contextmanager
+    def shown(self) -> Iterator[None]:
+        """Within it, groups hold what they were told to be."""
+        for group, kept in zip(self._optimizer.param_groups, self._kept, strict=False):
+            group.update(kept)
+        try:
+            yield
+        finally:
+            self._empty_groups()
+
+    def settings(self) -> list[dict[str, Any]]:
+        return [dict(kept) for kept in self._kept]
 
     def _empty_groups(self) -> None:
         """Notes what groups hold (a scheduler may have changed it) and sets it to nothing."""
+        if len(self._optimizer.param_groups) != len(self._kept):
+            raise ConfigurationError(
+                f"the optimizer has {len(self._optimizer.param_groups)} groups, and had {len(self._kept)} when its "
+                "momentum was taken over; detach() before adding one, and attach anew"
+            )
         for group, kept in zip(self._optimizer.param_groups, self._kept, strict=True):
             if group["momentum"]:
                 kept["momentum"] = group["momentum"]
@@ -179,13 +262,27 @@ class MovedMomentum:
                 kept["weight_decay"] = group["weight_decay"]
             group.update(momentum=0.0, nesterov=False, weight_decay=0.0)
             for p in group["params"]:
-                if id(p) in self._index:
-                    self.momenta[self._index[id(p)]] = Momentum(kept["momentum"], kept["nesterov"])
+                self.momenta[self._index[id(p)]] = Momentum(kept["momentum"], kept["nesterov"])
+
+    def _before_step(self, _: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Adds weight decay, with its momentum, to the averaged gradients; with a closure, to those that it leaves."""
+        self._empty_groups()
+        closure = kwargs.get("closure", args[1] if len(args) > 1 else None)
+        if closure is None:
+            self._add_all_decay()
+            return None
+
+        def with_decay() -> Any:
+            loss = closure()
+            self._add_all_decay()
+            return loss
+
+        if "closure" in kwargs:
+            return args, {**kwargs, "closure": with_decay}
+        return (args[0], with_decay, *args[2:]), kwargs
 
     @torch.no_grad()
-    def _before_step(self, *_: Any) -> None:
-        """Adds weight decay, with its momentum, to the averaged gradients."""
-        self._empty_groups()
+    def _add_all_decay(self) -> None:
         for group, kept in zip(self._optimizer.param_groups, self._kept, strict=True):
             for p in group["params"]:
                 if p.grad is not None and kept["weight_decay"]:
@@ -194,9 +291,8 @@ class MovedMomentum:
     def _add_decay(self, p: nn.Parameter, kept: Mapping[str, Any]) -> None:
         decay = kept["weight_decay"] * p.detach()
         momentum = kept["momentum"]
-        index = self._index.get(id(p))
-        if momentum and index is not None:
-            velocity = self._decay.setdefault(index, torch.zeros_like(decay).flatten()).view_as(decay)
+        if momentum:
+            velocity = self._decay.setdefault(self._index[id(p)], torch.zeros_like(decay))
             velocity.mul_(momentum).add_(decay)
             decay = decay + momentum * velocity if kept["nesterov"] else velocity
         assert p.grad is not None  # the caller has looked
@@ -204,9 +300,10 @@ class MovedMomentum:
 
     def state_dict(self) -> dict[str, Any]:
         """What `load_state_dict` needs, by parameter index."""
-        return {"groups": self._kept, "decay": {i: velocity.clone() for i, velocity in self._decay.items()}}
+        return {"groups": self.settings(), "decay": {i: velocity.clone() for i, velocity in self._decay.items()}}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        parameters = {self._index[id(p)]: p for group in self._optimizer.param_groups for p in group["params"]}
         self._kept = [dict(kept) for kept in state["groups"]]
-        self._decay = {i: velocity.clone() for i, velocity in state["decay"].items()}
+        self._decay = {i: torch.empty_like(parameters[i]).copy_(found) for i, found in state["decay"].items()}
         self._empty_groups()

@@ -23,6 +23,7 @@ from terngrad.exchange.channel import Channel, Pending
 from terngrad.exchange.varying import LENGTH_BYTES, check_length
 
 STOP = -1  # in place of a layout's number
+LENGTHS = 1  # tag of lengths: a bucket's may be awaited before the message of the bucket ahead of it has come
 
 
 @dataclass(frozen=True)
@@ -44,19 +45,20 @@ class Roster:
     def servers(self) -> range:
         return range(len(self.workers), dist.get_world_size(self.group))
 
-    def send(self, rank: int, tensor: Tensor) -> dist.Work | None:
-        return dist.isend(tensor, dist.get_global_rank(self.group, rank), group=self.group)
+    def send(self, rank: int, tensor: Tensor, tag: int = 0) -> dist.Work | None:
+        return dist.isend(tensor, dist.get_global_rank(self.group, rank), group=self.group, tag=tag)
 
-    def receive(self, rank: int, tensor: Tensor) -> dist.Work | None:
-        return dist.irecv(tensor, dist.get_global_rank(self.group, rank), group=self.group)
+    def receive(self, rank: int, tensor: Tensor, tag: int = 0) -> dist.Work | None:
+        return dist.irecv(tensor, dist.get_global_rank(self.group, rank), group=self.group, tag=tag)
 
     def send_announced(self, rank: int, tensor: Tensor) -> list[dist.Work | None]:
-        return [self.send(rank, torch.tensor([tensor.numel()])), self.send(rank, tensor)]
+        return [self.send(rank, torch.tensor([tensor.numel()]), LENGTHS), self.send(rank, tensor)]
 
     def announcements(self, ranks: range) -> tuple[Pending, Tensor]:
         """The lengths of what these ranks will send, in their order, once what is pending has come."""
         lengths = torch.zeros(len(ranks), 1, dtype=torch.int64)
-        return Pending([*map(self.receive, ranks, lengths)]), lengths
+        works = [self.receive(rank, length, LENGTHS) for rank, length in zip(ranks, lengths, strict=True)]
+        return Pending(works), lengths
 
     def receive_announced(self, ranks: range, lengths: Tensor, most: int) -> list[Tensor]:
         """Everyone's message of the length that it has announced."""

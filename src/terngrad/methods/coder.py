@@ -41,6 +41,11 @@ class Momentum:
     factor: float = 0.0
     nesterov: bool = False
 
+    @property
+    def ahead(self) -> float:
+        """A velocity here to the optimizer's: Nesterov's form keeps what it will look ahead by."""
+        return self.factor if self.nesterov and self.factor else 1.0
+
 
 @dataclass
 class Coder:

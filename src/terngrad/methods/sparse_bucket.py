@@ -74,6 +74,7 @@ class SparseBucket:
     def pack(self) -> list[Tensor]:
         """Accumulates the gradient and writes this rank's messages, one for each shard."""
         frame = self.frame
+        self._add_residuals_of_dense()
         picks = self._choose() if frame.sparse else Picks(np.empty(0, np.int64), np.empty(0, np.float32))
         sent = as_read(frame, picks)
         messages = []
@@ -85,6 +86,14 @@ class SparseBucket:
         if frame.sparse and frame.values != "fp32":
             self._keep_rounding(picks, sent)
         return messages
+
+    def _add_residuals_of_dense(self) -> None:
+        """What an earlier method has held back of parameters that this one sends whole goes with them."""
+        for segment in self.frame.dense:
+            if segment.index in self.coder.residuals:
+                own = self.buffer[segment.source : segment.source + segment.numel]
+                own.add_(self.coder.residuals[segment.index])
+                self.coder.next_residuals[segment.index] = None
 
     def _choose(self) -> Picks:
         """Takes what is to be sent out of the state."""
@@ -152,7 +161,7 @@ class SparseBucket:
         ones = torch.ones(len(self._spans), device=self.buffer.device)
         if not self._method.clip_norm or gradients is None:
             return ones
-        most = self._method.clip_norm * self.coder.world_size**-0.5
+        most = self._method.clip_norm * self.coder.scale * self.coder.world_size**-0.5
         factors = (most / gradients.squares.sqrt()).float()
         return torch.where(factors < 1, factors, ones)  # also where the norm is zero or not finite
 
@@ -240,19 +249,21 @@ class SparseBucket:
         if merged is None:
             raise WireError(f"{self.envelope.where}: positions out of order; a message was corrupted on its way")
         power = self._method.revision
+        arrived = np.concatenate([[0], np.cumsum(merged.values.cpu().numpy() != 0)])  # a whole message has zeros too
+        ends = np.concatenate([[0], np.cumsum(merged.counts)])
         factors = [
-            self.coder.revise(segment.index, int(count) / segment.numel, power)
-            for segment, count in zip(self.frame.sparse, merged.counts, strict=True)
+            self.coder.revise(segment.index, int(count) / segment.numel, power) if count else 1.0
+            for segment, count in zip(self.frame.sparse, np.diff(arrived[ends]), strict=True)
         ]
         scale = torch.from_numpy(np.repeat(np.array(factors, dtype=np.float32), merged.counts))
         return merged._replace(values=merged.values * scale.to(merged.values.device))
 
     def _settle(self) -> None:
         """The bucket holds the average now: dense parameters get their momentum, and all may find the step void."""
-        self.coder.note_average(self.buffer)
         if self._method.compensation != NONE:
             for segment in self.frame.dense:
                 self._apply_momentum(segment)
+        self.coder.note_average(self.buffer)
 
     def _apply_momentum(self, segment: Segment) -> None:
         """As the optimizer would: all ranks have the same average and the same velocity."""
@@ -265,8 +276,12 @@ class SparseBucket:
         velocity = self.coder.velocity(segment.index, segment.numel, self.buffer.device)
         before = velocity.clone()
         self.coder.undo.append(partial(self._restore_velocity, velocity, before))
-        velocity.mul_(momentum.factor).add_(average)
-        average.copy_(average + momentum.factor * velocity if momentum.nesterov else velocity)
+        if momentum.nesterov:
+            velocity.add_(average).mul_(momentum.factor)
+            average.add_(velocity)
+        else:
+            velocity.mul_(momentum.factor).add_(average)
+            average.copy_(velocity)
 
     @staticmethod
     def _restore_velocity(velocity: Tensor, before: Tensor) -> None:
@@ -286,7 +301,7 @@ class SparseBucket:
         left = np.split(self._chosen.values.double().square().cpu().numpy(), np.cumsum(self._chosen.counts)[:-1])
         for position, segment in enumerate(self.frame.sparse):
             norm = float(self._statistics.squares[position])
-            if not np.isfinite(norm):
+            if not np.isfinite(norm) or bool(self._thresholds_used[position].isnan()):
                 continue
             found = Measured(
                 num_steps=1,

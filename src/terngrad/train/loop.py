@@ -95,7 +95,7 @@ class Trainer:
             group["lr"] = lr
         self._optimizer.zero_grad()
         done = self._workers.compute(step)
-        if self._settings.clip_norm and not clips_locally(self._config.method):
+        if self._settings.clip_norm and not (self._config.num_ranks > 1 and clips_locally(self._config.method)):
             nn.utils.clip_grad_norm_(self._parameters, self._settings.clip_norm)
         self._optimizer.step()
         seconds = time.perf_counter() - start
