@@ -14,7 +14,7 @@ import statistics
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import dataclass
 from pathlib import Path
@@ -119,7 +119,11 @@ class Mean:
         return cls(statistics.fmean(values), error, len(values))
 
     def __str__(self) -> str:
-        return f"{self.mean:.2f} ± {self.error:.2f}"
+        return format(self, "")
+
+    def __format__(self, sign: str) -> str:
+        error = f" ± {self.error:.2f}" if self.count > 1 else ""
+        return f"{self.mean:{sign}.2f}{error}"
 
 
 @dataclass(frozen=True)
@@ -132,15 +136,16 @@ class Measure:
     relative: bool = False
     higher_is_better: bool = True
 
-    def compare(self, mean: Mean, base: Mean) -> tuple[str, str]:
-        """The difference to the base with its standard error, and whether it is within the tolerance."""
-        scale = 100 / base.mean if self.relative else 1.0
-        difference = scale * (mean.mean - base.mean)
-        error = scale * (mean.error**2 + base.error**2) ** 0.5
-        unit = " %" if self.relative else ""
-        worse = -difference if self.higher_is_better else difference
+    def compare(self, mine: Mapping[int, float], base: Mapping[int, float]) -> tuple[str, str]:
+        """The mean difference over the seeds that both have, with its standard error, and whether it is tolerated."""
+        common = sorted(mine.keys() & base.keys())
+        if not common:
+            return "", ""
+        scale = 100 / statistics.fmean(base[seed] for seed in common) if self.relative else 1.0
+        difference = Mean.of([scale * (mine[seed] - base[seed]) for seed in common])
+        worse = -difference.mean if self.higher_is_better else difference.mean
         verdict = "NO" if worse > self.tolerance else "yes" if abs(worse) <= self.tolerance else "better"
-        return f"{difference:+.2f} ± {error:.2f}{unit}", verdict
+        return f"{difference:+}" + (" %" if self.relative else ""), verdict
 
 
 ACCURACY = "accuracy %"
@@ -181,17 +186,19 @@ def main(here: Path, description: str, arms: Callable[[argparse.Namespace], Sequ
     chosen = arms(options)
     cells = [arm.cell(seed) for seed in range(options.seeds) for arm in chosen]
     results = run_cells(cells, here / "results" / "runs", options)
-    means: dict[str, Mean] = {}
+    by_seed: dict[str, dict[int, float]] = {}
     rows = []
     for arm in chosen:
-        found = [results[cell.name] for cell in map(arm.cell, range(options.seeds)) if cell.name in results]
+        seeds = [seed for seed in range(options.seeds) if arm.cell(seed).name in results]
+        found = [results[arm.cell(seed).name] for seed in seeds]
         if not found:
             continue
         if any(result["final"] is None for result in found):
             rows.append((arm.label, f"{found[0]['steps']:,}", len(found), "diverged", "", "NO", ratio_of(found)))
             continue
-        mean = means[arm.label] = Mean.of([measure.value(result) for result in found])
-        compared = measure.compare(mean, means[arm.base]) if arm.base in means else ("", "")
+        mine = by_seed[arm.label] = {seed: measure.value(one) for seed, one in zip(seeds, found, strict=True)}
+        mean = Mean.of(list(mine.values()))
+        compared = measure.compare(mine, by_seed[arm.base]) if arm.base in by_seed else ("", "")
         rows.append((arm.label, f"{found[0]['steps']:,}", mean.count, mean, *compared, ratio_of(found)))
     unit = " %" if measure.relative else ""
     columns = (
