@@ -29,6 +29,7 @@ SIGN = "sign"  # and one magnitude for all chosen values of a parameter
 VALUES = (*DENSE_TYPES, SIGN)
 _COUNTS = struct.Struct("<II")  # chosen positions, bytes of their gaps
 _LONGEST_GAP_BYTES = 12
+_NO_GROUPS: npt.NDArray[np.int64] = np.empty(0, np.int64)  # for values that need none
 _CPU = torch.device("cpu")  # where gaps are coded, wherever the gradient is
 
 Int64Array = npt.NDArray[np.int64]
@@ -171,8 +172,9 @@ class Picks:
 
 def _groups(frame: SparseFrame, positions: Int64Array) -> Int64Array:
     """For each position the number of its segment among those that have any."""
-    segments = np.searchsorted(frame.starts, positions, side="right")
-    return np.unique(segments, return_inverse=True)[1].reshape(-1)
+    counts = np.diff(np.searchsorted(positions, frame.starts))
+    counts = counts[counts > 0]
+    return np.repeat(np.arange(len(counts)), counts)
 
 
 def as_read(frame: SparseFrame, picks: Picks) -> Picks:
@@ -268,7 +270,7 @@ def read_picks(frame: SparseFrame, shard: SparseShard, kind: str, message: Tenso
     try:
         number, num_gap_bytes = _COUNTS.unpack_from(data)
         positions = _read_positions(shard, number, data[_COUNTS.size : _COUNTS.size + num_gap_bytes], num_gap_bytes)
-        groups = _groups(frame, positions)
+        groups = _groups(frame, positions) if kind == SIGN else _NO_GROUPS
         data = data[_COUNTS.size + num_gap_bytes :]
         if len(data) != _value_bytes(kind, number, groups):
             raise ValueError(f"{len(data)} bytes of values, need {_value_bytes(kind, number, groups)}")

@@ -48,6 +48,7 @@ class SparseBucket:
         assert isinstance(coder.method, Sparse)  # only its frames are sparse
         self._method = coder.method
         self._kernels = kernels_for(buffer.device)
+        self._might_overflow = False
         self._spans: Int64Array = np.array([(s.source, s.numel) for s in frame.sparse], dtype=np.int64).reshape(-1, 2)
 
     @property
@@ -238,10 +239,16 @@ class SparseBucket:
     def _scatter(self, found: Sequence[Picks], num_ranks: int) -> None:
         if self.frame.sparse:
             payloads = [self._entries_of(picks) for picks in found]
+            self._might_overflow = not self._surely_finite(found)
             if self._method.revision:
                 payloads = [self._revised(payloads)]
             if not self._kernels.scatter_mean(self.buffer, self._spans, payloads, num_ranks):
                 raise WireError(f"{self.envelope.where}: positions out of order; a message was corrupted on its way")
+
+    def _surely_finite(self, found: Sequence[Picks]) -> bool:
+        """Whether no average can be infinite or NaN, told from what was received: far less than there is to look at."""
+        largest = sum(float(np.abs(picks.values).max(initial=0.0)) for picks in found)  # NaN if there is one
+        return largest <= torch.finfo(self.buffer.dtype).max
 
     def _revised(self, payloads: list[Entries]) -> Entries:
         """The sum of all, with each parameter's share of it damped if more than usual has arrived."""
@@ -263,7 +270,10 @@ class SparseBucket:
         if self._method.compensation != NONE:
             for segment in self.frame.dense:
                 self._apply_momentum(segment)
-        self.coder.note_average(self.buffer)
+        if self._might_overflow:
+            self.coder.note_average(self.buffer)
+        for segment in self.frame.dense:
+            self.coder.note_average(self.buffer[segment.source : segment.source + segment.numel])
 
     def _apply_momentum(self, segment: Segment) -> None:
         """As the optimizer would: all ranks have the same average and the same velocity."""
