@@ -215,6 +215,26 @@ def main(here: Path, description: str, arms: Callable[[argparse.Namespace], Sequ
     )
 
 
+SPARSE = {
+    "fp16": "fp16",
+    "TernGrad": "terngrad",
+    "TernGrad, entropy codes": "terngrad:codec=entropy",
+    "DGC": "dgc:density=0.001",
+    "SDAGC": "sdagc:threshold=3,values=sign",
+}
+
+
+def methods_of(label: str, recipe: Sequence[str], steps: int, options: argparse.Namespace) -> list[Arm]:
+    """One recipe with every method that sparse ones are compared with."""
+    number = scaled(steps, options)
+    common = (*recipe, "--steps", number, "--eval-every", str(int(number) // 5), *COMMON)
+    base = f"{label}, fp32"
+    four = ("--virtual-workers", "4")
+    found = [Arm(base, (*common, *four, "--method", "fp32"))]
+    found += [Arm(f"{label}, {name}", (*common, *four, "--method", spec), base) for name, spec in SPARSE.items()]
+    return [*found, Arm(f"{label}, PowerSGD", (*common, "--workers", "4", "--method", "powersgd:rank=1"), base)]
+
+
 def ratio_of(results: Sequence[dict[str, Any]]) -> str:
     """How many times fewer bytes a worker sent than a ring all-reduce in fp32, over the whole training."""
     sent = [result["bytes_sent_per_step"] for result in results]

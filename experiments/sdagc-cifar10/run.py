@@ -1,0 +1,21 @@
+"""SDAGC against fp32, fp16, PowerSGD, TernGrad and DGC on ResNet-20 and CIFAR-10, at equal steps with four workers."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+import grid
+
+RECIPES = {"ResNet-20": ("resnet20-cifar10",)}
+STEPS = {"ResNet-20": 1_500}
+
+
+def arms(options: argparse.Namespace) -> list[grid.Arm]:
+    return [arm for label, recipe in RECIPES.items() for arm in grid.methods_of(label, recipe, STEPS[label], options)]
+
+
+if __name__ == "__main__":
+    grid.main(Path(__file__).resolve().parent, __doc__ or "", arms, grid.accuracy(tolerance=0.5))

@@ -1,0 +1,24 @@
+"""SDAGC against fp32, fp16, PowerSGD, TernGrad and DGC on language models of WikiText-2, with four workers."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+import grid
+
+RECIPES = {
+    "LSTM": ("lstm-wikitext2",),
+    "transformer": ("gpt-wikitext2", "--optimizer", "sgd", "--lr", "0.3", "--momentum", "0.9"),
+}
+STEPS = {"LSTM": 1_500, "transformer": 800}
+
+
+def arms(options: argparse.Namespace) -> list[grid.Arm]:
+    return [arm for label, recipe in RECIPES.items() for arm in grid.methods_of(label, recipe, STEPS[label], options)]
+
+
+if __name__ == "__main__":
+    grid.main(Path(__file__).resolve().parent, __doc__ or "", arms, grid.perplexity(tolerance_percent=3.0))
