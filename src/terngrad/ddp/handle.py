@@ -151,7 +151,7 @@ class Handle:
             method = as_method(method)
             check_exchange(self._exchange, method)
             check_types(self._parameters, method)
-            self._momentum.check(method)
+            problem = self._problem_with_momentum(method)
         except ConfigurationError as error:
             problem = error
         self._agree("set_method", method=getattr(method, "spec", method), problem=str(problem))

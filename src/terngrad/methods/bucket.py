@@ -12,7 +12,7 @@ from torch import Tensor
 from terngrad.codecs import HEADER_BYTES, EntropyFrame, Envelope, Frame, Segment
 from terngrad.kernels import Runs, draw_keys, kernels_for
 from terngrad.methods.coder import Coder, Measured
-from terngrad.methods.sums import add_coded, add_shard, are_codes, bad_codes, mean_into
+from terngrad.methods.sums import add_coded, add_shard, are_codes, bad_codes, write_dense, write_dense_mean
 from terngrad.methods.terngrad import TernGrad
 
 
@@ -155,9 +155,7 @@ class BucketCode:
             ]
             raise bad_codes(self.envelope, good)
         for message, shard in zip(messages, frame.shards, strict=True):
-            values = frame.dense_part(message, shard, sums=True)
-            for span in shard.dense:
-                self.buffer[span.source : span.source + span.numel] = values[span.target : span.target + span.numel]
+            write_dense(self.buffer, shard.dense, frame.dense_part(message, shard, sums=True))
         self.settle_residuals()
 
     # Parts
@@ -176,10 +174,8 @@ class BucketCode:
         return mean(target, runs, sums, world_size, self._scale / world_size)
 
     def _write_dense_mean(self, payloads: Sequence[Tensor]) -> None:
-        parts = [self.frame.dense_part(payload, self.frame.shards[0]) for payload in payloads]
-        for span in self.frame.shards[0].dense:
-            where = slice(span.target, span.target + span.numel)
-            mean_into(self.buffer[span.source : span.source + span.numel], [part[where] for part in parts])
+        shard = self.frame.shards[0]
+        write_dense_mean(self.buffer, shard.dense, [self.frame.dense_part(payload, shard) for payload in payloads])
 
     # Residuals: what was not sent, added to the next gradient
 

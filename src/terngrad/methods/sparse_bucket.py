@@ -30,8 +30,8 @@ from terngrad.errors import WireError
 from terngrad.kernels import Entries, Int64Array, Statistics, kernels_for, num_tiles
 from terngrad.methods.coder import Coder, Measured, Momentum
 from terngrad.methods.sparse import NONE, SAM, Sparse, View
-from terngrad.methods.sparse_sums import SUMS, add_sparse, entries_of
-from terngrad.methods.sums import mean_into
+from terngrad.methods.sparse_sums import SUMS, add_sparse, entries_of, picks_of
+from terngrad.methods.sums import write_dense, write_dense_mean
 
 
 class SparseBucket:
@@ -111,7 +111,7 @@ class SparseBucket:
         coder.undo.append(partial(self._kernels.restore, residuals, velocities, entries, saved))
         self._residuals, self._chosen = residuals, entries
         self._statistics, self._thresholds_used = statistics, thresholds
-        return self._with_broken(self._picks_of(entries), (~finite).nonzero().flatten().tolist())
+        return self._with_broken(picks_of(self.frame, entries), (~finite).nonzero().flatten().tolist())
 
     @property
     def _kept(self) -> float:
@@ -177,10 +177,6 @@ class SparseBucket:
 
     # Between entries, which belong to segments, and picks, which lie in one space
 
-    def _picks_of(self, entries: Entries) -> Picks:
-        positions = np.repeat(self.frame.starts[:-1], entries.counts) + entries.indices
-        return Picks(positions, entries.values.cpu().numpy())
-
     def _entries_of(self, picks: Picks) -> Entries:
         return entries_of(self.frame, picks, self.buffer.device)
 
@@ -211,10 +207,7 @@ class SparseBucket:
             for rank, message in enumerate(messages)
         ]
         self._scatter(found, len(messages))
-        parts = [dense_values(frame, shard, message) for message in messages]
-        for span in shard.dense:
-            where = slice(span.target, span.target + span.numel)
-            mean_into(self.buffer[span.source : span.source + span.numel], [part[where] for part in parts])
+        write_dense_mean(self.buffer, shard.dense, [dense_values(frame, shard, message) for message in messages])
         self._settle()
 
     def add(self, messages: Sequence[Tensor]) -> Tensor:
@@ -229,9 +222,7 @@ class SparseBucket:
             self.envelope.sums(number, message.numel()).check(message)
             where = f"message from rank {number}, {self.envelope.where}"
             found.append(read_picks(frame, shard, SUMS, message, where))
-            values = dense_values(frame, shard, message)
-            for span in shard.dense:
-                self.buffer[span.source : span.source + span.numel] = values[span.target : span.target + span.numel]
+            write_dense(self.buffer, shard.dense, dense_values(frame, shard, message))
         whole = Picks(np.concatenate([p.positions for p in found]), np.concatenate([p.values for p in found]))
         self._scatter([whole], self.coder.world_size)
         self._settle()

@@ -25,6 +25,12 @@ def entries_of(frame: SparseFrame, picks: Picks, device: torch.device) -> Entrie
     return Entries(counts.astype(np.int64), indices, torch.from_numpy(picks.values).to(device))
 
 
+def picks_of(frame: SparseFrame, entries: Entries) -> Picks:
+    """The inverse: entries of segments, in the one space of positions."""
+    positions = np.repeat(frame.starts[:-1], entries.counts) + entries.indices
+    return Picks(positions, entries.values.cpu().numpy())
+
+
 def add_sparse(envelope: Envelope[SparseFrame], number: int, messages: Sequence[Tensor]) -> Tensor:
     """Adds up all workers' messages of one shard and gives the message of the sum."""
     frame, shard = envelope.frame, envelope.frame.shards[number]
@@ -40,8 +46,7 @@ def add_sparse(envelope: Envelope[SparseFrame], number: int, messages: Sequence[
     merged = kernels_for(device).merge(np.diff(frame.starts), found)
     if merged is None:
         raise WireError(f"{envelope.where}: positions out of order; a message was corrupted on its way")
-    positions = np.repeat(frame.starts[:-1], merged.counts) + merged.indices
-    body = write_picks(frame, shard, SUMS, Picks(positions, merged.values.cpu().numpy()))
+    body = write_picks(frame, shard, SUMS, picks_of(frame, merged))
     parts = [dense_values(frame, shard, message) for message in messages]
     dense = torch.empty_like(parts[0])
     mean_into(dense, parts)

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from terngrad.codecs import EntropyFrame, Envelope, Frame
+from terngrad.codecs import DenseSpan, EntropyFrame, Envelope, Frame
 from terngrad.errors import WireError
 from terngrad.kernels import Runs, kernels_for
 
@@ -65,6 +65,19 @@ def mean_into(target: Tensor, parts: Sequence[Tensor]) -> None:
             total += part[piece]
         total /= len(parts)
         target[piece] = total.to(parts[0].dtype)
+
+
+def write_dense_mean(buffer: Tensor, spans: Sequence[DenseSpan], parts: Sequence[Tensor]) -> None:
+    """Writes the mean of all workers' dense values to the bucket."""
+    for span in spans:
+        where = slice(span.target, span.target + span.numel)
+        mean_into(buffer[span.source : span.source + span.numel], [part[where] for part in parts])
+
+
+def write_dense(buffer: Tensor, spans: Sequence[DenseSpan], values: Tensor) -> None:
+    """Writes dense values to the bucket."""
+    for span in spans:
+        buffer[span.source : span.source + span.numel] = values[span.target : span.target + span.numel]
 
 
 def are_codes(frame: Frame, runs: Runs, payload: Tensor) -> bool:
