@@ -10,7 +10,7 @@ from terngrad.codecs.sparse import VALUES as SPARSE_VALUES
 from terngrad.codecs.sparse import Picks, SparseFrame, as_read, dense_values, read_picks, whole_message, write_picks
 
 __all__ = [
-    "CODES", "DENSE_TYPES", "HEADER_BYTES", "SPARSE_VALUES", "AnyFrame", "Body", "DenseSpan", "DenseType", "EntropyFrame",
-    "Envelope", "Frame", "Header", "Picks", "Segment", "Shard", "SparseFrame", "as_read", "coded", "dense_values",
-    "read_description", "read_picks", "whole_message", "write_picks",
+    "CODES", "DENSE_TYPES", "HEADER_BYTES", "SPARSE_VALUES", "AnyFrame", "Body", "DenseSpan", "DenseType",
+    "EntropyFrame", "Envelope", "Frame", "Header", "Picks", "Segment", "Shard", "SparseFrame", "as_read", "coded",
+    "dense_values", "read_description", "read_picks", "whole_message", "write_picks",
 ]  # fmt: skip
