@@ -33,6 +33,7 @@ def eval_event(step: int, value: float, bytes_per_step: int = 1000, step_s: floa
 
 def layers_event(step: int) -> Event:
     measured = {"density": 0.4 / (1 + step / 100), "scaler": 0.01 / (1 + step), "relative_error": 1.2}
+    measured |= {"bits": 1.1 / (1 + step / 100), "least_bits": 1.0 / (1 + step / 100)}
     return {"event": "layers", "step": step, "layers": {name: {"numel": n, **measured} for name, n in LAYERS.items()}}
 
 

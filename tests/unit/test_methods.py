@@ -13,11 +13,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 from layouts import DTYPES, same_bits
 from ranks import Ranks, gradients_of
-from torch import Tensor
+from torch import Tensor, nn
 
+import terngrad as tg
 from terngrad.codecs import CODES, DENSE_TYPES
 from terngrad.errors import ConfigurationError
-from terngrad.kernels import Code, Statistics, kernels_for, reference
+from terngrad.kernels import Code, Statistics, kernels_for, packed_bytes, reference
 from terngrad.methods import Dense, Method, ParameterInfo, TernGrad, from_spec
 
 SIZES = (500, 3, 161, 1000, 40)
@@ -423,6 +424,27 @@ def test_measurements_are_what_the_codes_lost() -> None:
         assert found.num_nonzero == 2 * int((sent[part] != 0).sum())
         assert found.squared_error == pytest.approx(2 * float((sent[part] - gradient[part]).square().sum()), rel=1e-5)
         assert found.squared_norm == pytest.approx(2 * float(gradient[part].double().square().sum()), rel=1e-5)
+        assert found.num_bits == 2 * 8 * packed_bytes(segment.numel, codes[0].frame.code.rows)
+
+
+def test_bits_of_entropy_codes_are_measured_against_shannons_limit() -> None:
+    model = nn.Sequential(nn.Linear(300, 400), nn.Linear(400, 7))
+    found = {}
+    for codec in ("entropy", "base3"):
+        workers = tg.VirtualWorkers(model, TernGrad(codec=codec, dense_below=0), 3, measure_every=1)
+        torch.manual_seed(6)
+        workers.rows.copy_(torch.randn_like(workers.rows) ** 3)
+        workers.average()
+        found[codec] = workers.take_measurements()
+    large, small = found["entropy"]["0.weight"], found["entropy"]["1.weight"]
+    d = large["density"]
+    # Signs are as good as even, so the limit is that of the positions and a bit for every sign.
+    limit = d - d * math.log2(d) - (1 - d) * math.log2(1 - d)
+    assert large["least_bits"] == pytest.approx(limit, rel=1e-3)
+    assert large["least_bits"] < large["bits"] < 1.03 * large["least_bits"]
+    assert small["bits"] > small["least_bits"]
+    assert found["base3"]["0.weight"]["bits"] == pytest.approx(1.6, rel=1e-2)
+    assert found["base3"]["0.weight"]["least_bits"] is None
 
 
 # Gradients that are not finite

@@ -11,9 +11,29 @@ from ranks import Ranks, gradients_of
 from torch import Tensor
 
 from terngrad import ConfigurationError, WireError
-from terngrad.codecs import Picks, Segment, SparseFrame, as_read, read_picks, whole_message, write_picks
+from terngrad.codecs import (
+    HEADER_BYTES,
+    Picks,
+    Segment,
+    SparseFrame,
+    as_read,
+    read_picks,
+    whole_message,
+    write_picks,
+)
 from terngrad.codecs.envelope import Envelope
-from terngrad.methods import DGC, SDAGC, Dense, Method, Momentum, Sparse, TernGrad, from_spec
+from terngrad.methods import (
+    DGC,
+    SDAGC,
+    Dense,
+    Method,
+    Momentum,
+    Sparse,
+    SparseBucket,
+    TernGrad,
+    from_spec,
+    open_bucket,
+)
 
 SIZES = (5000, 3, 4000, 130)
 PLAIN = SDAGC(compensation="none", threshold=2.0)
@@ -359,3 +379,15 @@ def test_a_message_that_was_cut_or_changed_is_refused_or_read_within_bounds(kind
             continue
         assert (np.diff(found.positions) > 0).all()
         assert not len(found.positions) or found.positions[-1] < 1000
+
+
+def test_bits_of_a_layer_are_those_of_a_message_that_holds_it_alone() -> None:
+    sizes = (4000,)
+    ranks = Ranks.start(replace(PLAIN, values="sign"), sizes, 2)
+    coder = ranks.coders[0]
+    frame = coder.frame(tuple(ranks.segments), torch.float32, False, 1)
+    code = open_bucket(coder, frame, gradients_of(ranks)[0], 0, 0)
+    assert isinstance(code, SparseBucket)
+    (message,) = code.pack()
+    code.measure()
+    assert coder.measured[0].num_bits == 8 * (message.numel() - HEADER_BYTES)

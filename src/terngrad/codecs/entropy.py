@@ -16,13 +16,19 @@ import torch
 from torch import Tensor
 
 from terngrad.codecs.envelope import Envelope
-from terngrad.codecs.frame import Frame, Shard
+from terngrad.codecs.frame import ENTROPY, Frame, Shard
 from terngrad.codecs.header import HEADER_BYTES, Header
 from terngrad.errors import WireError
-from terngrad.kernels import Int64Array, cut_streams, entropy_bound, kernels_for, packed_bytes
+from terngrad.kernels import Int64Array, Run, cut_streams, entropy_bound, kernels_for, packed_bytes
 
 SMALLEST_STREAM = 1 << 13  # symbols; a run with fewer shares a stream with the next
 LENGTH_BYTES = 4
+RADIX, DIGITS = 3, 5  # of a symbol, which is a byte of base3
+_ZERO = 1  # the digit of a value that is not sent
+# How often each digit is in each symbol.
+_DIGITS_IN = np.array(
+    [[(s // RADIX ** np.arange(DIGITS) % RADIX == d).sum() for d in range(RADIX)] for s in range(RADIX**DIGITS)]
+)
 
 
 def streams_of(sizes: Sequence[int], first: int) -> Int64Array:
@@ -122,7 +128,7 @@ class EntropyFrame:
     def _of_codes(self, shard: Shard) -> Coding:
         sizes = [packed_bytes(run.length, self.plain.code.rows) for run in shard.runs.rows]
         spans = streams_of(sizes, HEADER_BYTES)
-        return Coding(spans, 3, 5, shard.dense_at, self.plain.dense_bytes(shard))
+        return Coding(spans, RADIX, DIGITS, shard.dense_at, self.plain.dense_bytes(shard))
 
     def _of_sums(self, shard: Shard) -> Coding:
         plain = self.plain
@@ -145,6 +151,26 @@ class EntropyFrame:
     def read_sums(self, envelope: Envelope[Frame], shard: int, coded: Tensor, plain: Tensor) -> None:
         envelope.sums(shard, coded.numel()).check(coded)
         self.sums[shard].expand(coded, plain, f"message from rank {shard}, {envelope.where}")
+
+
+def bits_of(frame: Frame, messages: Tensor, runs: Sequence[Run]) -> tuple[int, float]:
+    """What the codes of these runs take in plain messages if they are coded apart from others, and Shannon's limit.
+
+    The limit is that of independent values with the frequencies that these have; 0 where no entropy coder is at work.
+    """
+    if frame.codec != ENTROPY:
+        return 8 * sum(packed_bytes(run.length, frame.code.rows) for run in runs), 0.0
+    plain = messages.cpu()
+    spans = np.concatenate([cut_streams(run.packed, packed_bytes(run.length, frame.code.rows)) for run in runs])
+    scratch = torch.empty(entropy_bound(spans), dtype=torch.uint8)
+    lengths = kernels_for(plain.device).entropy_encode(plain, spans, RADIX, DIGITS, scratch)
+    counts = np.zeros(RADIX)
+    for first, length in spans.tolist():
+        counts += np.bincount(plain[first : first + length].numpy(), minlength=len(_DIGITS_IN)) @ _DIGITS_IN
+    numel = sum(run.length for run in runs)
+    counts[_ZERO] -= counts.sum() - numel  # the padding of the last groups
+    present = counts[counts > 0]
+    return 8 * int(lengths.sum() + LENGTH_BYTES * len(spans)), float(-(present * np.log2(present / numel)).sum())
 
 
 def _with_header(message: Tensor, header: Callable[[int], Header]) -> Tensor:

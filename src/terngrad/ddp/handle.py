@@ -136,7 +136,7 @@ class Handle:
         return summary(self._counters, self._channel, self._phases, self._coder, self._scratch, per_parameter)
 
     def take_measurements(self) -> dict[str, dict[str, Any]]:
-        """Of every parameter, what was measured since the last call: numel, scaler, density, relative_error."""
+        """Of every parameter, what was measured since the last call: numel, scaler, density, relative_error, bits."""
         return by_parameter(self._coder, self._coder.take_measured())
 
     def set_epoch(self, epoch: int) -> None:

@@ -44,6 +44,8 @@ def by_parameter(coder: Coder, measured: Mapping[int, Measured]) -> dict[str, di
             "numel": coder.parameters[index].numel,
             "scaler": found.scaler / found.num_steps if found.num_steps else None,
             **losses([found]),
+            "bits": found.num_bits / found.num_elements if found.num_elements else None,
+            "least_bits": found.least_bits / found.num_elements if found.least_bits else None,
         }
         for index, found in sorted(measured.items())
     }

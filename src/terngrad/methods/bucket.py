@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from terngrad.codecs import HEADER_BYTES, EntropyFrame, Envelope, Frame, Segment
+from terngrad.codecs import HEADER_BYTES, EntropyFrame, Envelope, Frame, Segment, bits_of
 from terngrad.kernels import Runs, draw_keys, kernels_for
 from terngrad.methods.coder import Coder, Measured
 from terngrad.methods.sums import add_coded, add_shard, are_codes, bad_codes, write_dense, write_dense_mean
@@ -91,16 +91,18 @@ class BucketCode:
                 self._keep_residuals()
 
     def measure(self) -> None:
-        """Adds what this step's codes lost to the coder's measurements. Right after encode."""
+        """Adds what this step's codes lost and took to the coder's measurements. Right after encode."""
         frame = self.frame
         if not frame.ternary:
             return
         nonzero, squared, _ = self._kernels.error(self.buffer, frame.runs, self._messages, self._own_scale, frame.code)
         for position, segment in enumerate(frame.ternary):
-            runs = torch.from_numpy(np.flatnonzero(frame.run_segments == position)).to(nonzero.device)
+            numbers = np.flatnonzero(frame.run_segments == position)
+            runs = torch.from_numpy(numbers).to(nonzero.device)
             norm = float(self._statistics.squares[frame.units[position]].sum())
             if not np.isfinite(norm):
                 continue
+            num_bits, least_bits = bits_of(frame, self._messages, [frame.runs.rows[i] for i in numbers])
             found = Measured(
                 num_steps=1,
                 scaler=float(self._own_scale[frame.units[position]].mean()),
@@ -108,8 +110,10 @@ class BucketCode:
                 num_nonzero=int(nonzero[runs].sum()),
                 squared_error=float(squared[runs].sum()),
                 squared_norm=norm,
+                num_bits=num_bits,
+                least_bits=least_bits,
             )
-            self.coder.measured[segment.index] = self.coder.measured.get(segment.index, Measured()) + found
+            self.coder.add_measured(segment.index, found)
 
     # Decoding
 

@@ -18,7 +18,7 @@ REVISION_STEPS = 32  # over so many steps the usual density of a parameter is a 
 
 @dataclass
 class Measured:
-    """What the codes of one parameter lost, added up over the measured steps."""
+    """What the codes of one parameter lost and took, added up over the measured steps."""
 
     num_steps: int = 0
     scaler: float = 0.0  # the mean over the parameter's blocks
@@ -26,6 +26,8 @@ class Measured:
     num_nonzero: int = 0
     squared_error: float = 0.0
     squared_norm: float = 0.0
+    num_bits: int = 0  # of its codes, as if it were alone in its message
+    least_bits: float = 0.0  # Shannon's limit for them; 0 where codes are not entropy-coded
 
     def __add__(self, other: Measured) -> Measured:
         return Measured(*(a + b for a, b in zip(astuple(self), astuple(other), strict=True)))
@@ -148,6 +150,10 @@ class Coder:
     def is_dense_step(self, step: int, epoch: int) -> bool:
         """Whether all of a bucket is sent dense in this step."""
         return self.draining or self.method.is_dense_step(step, epoch)
+
+    def add_measured(self, index: int, found: Measured) -> None:
+        """Adds to what was measured of a parameter."""
+        self.measured[index] = self.measured.get(index, Measured()) + found
 
     def take_measured(self) -> dict[int, Measured]:
         """What was measured since the last call."""

@@ -20,6 +20,7 @@ from terngrad.codecs import (
     Picks,
     Segment,
     SparseFrame,
+    SparseShard,
     as_read,
     dense_values,
     read_picks,
@@ -296,11 +297,13 @@ class SparseBucket:
                 self.coder.velocities[segment.index] = other.coder.velocities[segment.index].clone()
 
     def measure(self) -> None:
-        """Adds what was held back in this step to the coder's measurements. Right after pack."""
+        """Adds what was held back in this step, and what was not takes, to the measurements. Right after pack."""
         if not self.frame.sparse:
             return
+        sent = as_read(self.frame, picks_of(self.frame, self._chosen))
         left = np.split(self._chosen.values.double().square().cpu().numpy(), np.cumsum(self._chosen.counts)[:-1])
         for position, segment in enumerate(self.frame.sparse):
+            alone = SparseShard(int(self.frame.starts[position]), int(self.frame.starts[position + 1]), ())
             norm = float(self._statistics.squares[position])
             if not np.isfinite(norm) or bool(self._thresholds_used[position].isnan()):
                 continue
@@ -311,5 +314,7 @@ class SparseBucket:
                 num_nonzero=int(self._chosen.counts[position]),
                 squared_error=max(norm - float(left[position].sum()), 0.0),
                 squared_norm=norm,
+                num_bits=8
+                * len(write_picks(self.frame, alone, self.frame.values, sent.between(alone.first, alone.last))),
             )
-            self.coder.measured[segment.index] = self.coder.measured.get(segment.index, Measured()) + found
+            self.coder.add_measured(segment.index, found)

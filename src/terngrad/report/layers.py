@@ -18,6 +18,8 @@ QUANTITIES = {
     "density": "density",
     "scaler": "scaler",
     "relative_error": "relative error",
+    "bits": "bits a value",
+    "least_bits": "Shannon's limit",
 }
 BY_LOGARITHM = {"scaler"}
 MOST_LAYERS = 40

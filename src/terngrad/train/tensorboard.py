@@ -45,8 +45,8 @@ def _write(writer: SummaryWriter, event: Event) -> None:
             writer.add_scalar(f"{kind}/{name}", event[name], event["step"])
     if kind == "layers":
         for layer, found in event["layers"].items():
-            for name in ("density", "scaler", "relative_error"):
-                if found[name] is None:  # of a gradient of zeros
+            for name in ("density", "scaler", "relative_error", "bits", "least_bits"):
+                if found[name] is None:  # of a gradient of zeros, or where there is none
                     continue
                 writer.add_scalar(f"{name}/{layer}", found[name], event["step"])
     if kind == "end":
