@@ -102,6 +102,7 @@ def compact(cell: Cell, path: Path) -> dict[str, Any]:
         "dense_bytes_per_step": run.start["dense_bytes_per_step"],
         "evaluations": [(event["step"], event["value"]) for event in run.evals],
         "losses": losses[:: max(1, len(losses) // 50)],
+        "layers": [(event["step"], event["layers"]) for event in run.layers],
     }
 
 
@@ -174,15 +175,20 @@ class Arm:
         return Cell(f"{name}-seed{seed}", (*self.arguments, "--seed", str(seed)))
 
 
-def main(here: Path, description: str, arms: Callable[[argparse.Namespace], Sequence[Arm]], measure: Measure) -> None:
-    """Runs an experiment's arms over all seeds, and writes results/runs and results/table.md."""
+def read_options(description: str) -> argparse.Namespace:
+    """What every experiment can be told."""
     parser = argparse.ArgumentParser(description=description)
     parser.add_argument("--data", type=Path, help="folder with the dataset, as for `terngrad train`")
     parser.add_argument("--jobs", type=int, default=2, help="runs at a time, of one thread each")
     parser.add_argument("--seeds", type=int, default=3, help="how many, from 0")
     parser.add_argument("--scale", type=float, default=1.0, help="multiplies all numbers of steps")
     parser.add_argument("--table", action="store_true", help="run nothing, only write the table of what is there")
-    options = parser.parse_args()
+    return parser.parse_args()
+
+
+def main(here: Path, description: str, arms: Callable[[argparse.Namespace], Sequence[Arm]], measure: Measure) -> None:
+    """Runs an experiment's arms over all seeds, and writes results/runs and results/table.md."""
+    options = read_options(description)
     chosen = arms(options)
     cells = [arm.cell(seed) for seed in range(options.seeds) for arm in chosen]
     results = run_cells(cells, here / "results" / "runs", options)
@@ -215,12 +221,13 @@ def main(here: Path, description: str, arms: Callable[[argparse.Namespace], Sequ
     )
 
 
+SDAGC = "sdagc:threshold=3,values=sign"
 SPARSE = {
     "fp16": "fp16",
     "TernGrad": "terngrad",
     "TernGrad, entropy codes": "terngrad:codec=entropy",
     "DGC": "dgc:density=0.001",
-    "SDAGC": "sdagc:threshold=3,values=sign",
+    "SDAGC": SDAGC,
 }
 
 

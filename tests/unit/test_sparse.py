@@ -391,3 +391,27 @@ def test_bits_of_a_layer_are_those_of_a_message_that_holds_it_alone() -> None:
     (message,) = code.pack()
     code.measure()
     assert coder.measured[0].num_bits == 8 * (message.numel() - HEADER_BYTES)
+
+
+@pytest.mark.parametrize("values", ["fp32", "sign"])
+def test_without_accumulation_what_is_not_sent_is_lost(values: str) -> None:
+    method = replace(PLAIN, accumulation=False, values=values)
+    ranks = start(method, 2)
+    for step in range(3):
+        gradients = gradients_of(ranks, seed=step)
+        average = ranks.reduce(gradients, 1, step)[0]
+        assert torch.equal(average, start(method, 2).reduce(gradients, 1, step)[0])
+        assert not held(ranks, 0).any()
+
+
+def test_without_accumulation_a_void_step_leaves_nothing_behind() -> None:
+    ranks = start(replace(PLAIN, accumulation=False), 2)
+    gradients = gradients_of(ranks)
+    gradients[1][7] = torch.nan
+    assert not ranks.reduce(gradients)[0].isfinite().all()
+    assert not held(ranks, 0).any()
+
+
+def test_sam_cannot_be_had_without_accumulation() -> None:
+    with pytest.raises(ConfigurationError, match=r"SDAGC\(accumulation=False\): accumulation must be True with .*sam"):
+        SDAGC(accumulation=False, compensation="sam")

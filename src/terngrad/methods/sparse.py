@@ -36,6 +36,7 @@ MASKING, SAM, NONE = "masking", "sam", "none"
 class Sparse(Method):
     """What all sparse methods have. Fields are commented with what they trade."""
 
+    accumulation: bool = True  # of what is not sent; without it that is lost, which is of use only to see what it does
     values: str = "bf16"  # of what is sent; "sign": a bit each and one magnitude for a layer. Rounding is kept back
     compensation: str = MASKING  # of momentum: DGC's, "sam": one buffer instead of two, "none": left to the optimizer
     clip_norm: float = 0.0  # a layer's gradient is first clipped to this norm over the square root of N; 0: not
@@ -46,9 +47,14 @@ class Sparse(Method):
     dense_names: tuple[str, ...] = ()  # patterns ("*.norm.*") of parameters that are sent whole
 
     def __post_init__(self) -> None:
+        self._require("accumulation", type(self.accumulation) is bool, "be True or False")
         self._require("values", self.values in SPARSE_VALUES, f"be one of {', '.join(SPARSE_VALUES)}")
         kinds = (MASKING, SAM, NONE)
         self._require("compensation", self.compensation in kinds, f"be one of {', '.join(kinds)}")
+        keeps = self.accumulation or self.compensation != SAM
+        self._require(
+            "accumulation", keeps, "be True with compensation='sam', whose one buffer is both velocity and residual"
+        )
         object.__setattr__(self, "clip_norm", float(self.clip_norm))  # so that 3 and 3.0 have one spec
         self._require("clip_norm", 0 <= self.clip_norm < math.inf, "be >= 0; pass 0 to turn clipping off")
         object.__setattr__(self, "revision", float(self.revision))

@@ -85,9 +85,17 @@ class SparseBucket:
             dense = [self.buffer[span.source : span.source + span.numel] for span in shard.dense]
             header = partial(self.envelope.codes, self.coder.rank, number)
             messages.append(whole_message(frame, shard, body, dense, header, self.buffer.device))
-        if frame.sparse and frame.values != "fp32":
+        if frame.sparse and not self._method.accumulation:
+            self._forget()
+            self.coder.undo.append(self._forget)
+        elif frame.sparse and frame.values != "fp32":
             self._keep_rounding(picks, sent)
         return messages
+
+    def _forget(self) -> None:
+        """Drops what was not sent."""
+        for residual in self._residuals:
+            residual.zero_()
 
     def _add_residuals_of_dense(self) -> None:
         """What an earlier method has held back of parameters that this one sends whole goes with them."""
