@@ -66,14 +66,6 @@ void bind_sparse(nb::module_& m) {
                    {largest.data(), sum.data(), squares.data(), finite.data()}, threads);
       },
       Unlocked());
-  m.def("count_above", [](const std::string& isa, StateTable residuals, Floats maxima, Floats thresholds, int threads) {
-    std::vector<int64_t> counts;
-    {
-      const nb::gil_scoped_release unlocked;
-      counts = count_above(kernels_named(isa), states(residuals), scales(maxima), scales(thresholds), threads);
-    }
-    return to_numpy(counts);
-  });
   m.def("select", [](const std::string& isa, StateTable residuals, StateTable velocities, Floats maxima,
                      Floats thresholds, float factor, int threads) {
     Picked found;

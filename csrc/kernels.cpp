@@ -18,8 +18,7 @@
 
 namespace terngrad {
 extern const Kernels TG_ISA = {
-    TG_TEXT(TG_ISA), chunk_statistics, ternarize,   mean_shared,      mean_own,    sum_levels,   mean_levels,
-    sum_symbols,     mean_symbols,     chunk_error, chunk_accumulate, count_above, select_above, encode_stream,
-    decode_stream,
+    TG_TEXT(TG_ISA), chunk_statistics, ternarize,   mean_shared,      mean_own,     sum_levels,    mean_levels,
+    sum_symbols,     mean_symbols,     chunk_error, chunk_accumulate, select_above, encode_stream, decode_stream,
 };
 }

@@ -96,8 +96,6 @@ struct Kernels {
   // not finite, which clears `finite`; writes the largest |v| of every tile; returns the statistics of v.
   Statistics (*chunk_accumulate)(Element, const Accumulation&, void* gradient, float* velocity, float* residual,
                                  float* maxima, int64_t length, bool* finite);
-  // How many of at most kSearch elements are above the threshold.
-  int64_t (*count_above)(const float* residual, const float* maxima, int64_t length, float threshold);
   // Takes those of at most kSearch elements that are above the threshold, numbered from `first`; returns how many.
   int64_t (*select_above)(float* residual, float* velocity, const float* maxima, int64_t length, float threshold,
                           float factor, uint32_t first, Picks);

@@ -69,14 +69,6 @@ TG_INLINE void for_tiles_above(const float* residual, const float* maxima, int64
   }
 }
 
-int64_t count_above(const float* residual, const float* maxima, int64_t length, float threshold) {
-  int64_t count = 0;
-  for_tiles_above(
-      residual, maxima, length, threshold, [](int64_t, uint64_t) {},
-      [&](int64_t, uint64_t above) { count += __builtin_popcountll(above); });
-  return count;
-}
-
 int64_t select_above(float* residual, float* velocity, const float* maxima, int64_t length, float threshold,
                      float factor, uint32_t first, Picks picks) {
   int64_t count = 0;

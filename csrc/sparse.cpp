@@ -109,21 +109,6 @@ void accumulate(const Kernels& kernels, Buffer buffer, const Span* spans, size_t
   });
 }
 
-std::vector<int64_t> count_above(const Kernels& kernels, States residuals, Scales maxima, Scales thresholds,
-                                 int threads) {
-  const std::vector<int64_t> lengths = lengths_of(residuals), tiles = first_tiles(lengths);
-  require_count("maxima", maxima.count, tiles.back());
-  require_count("thresholds", thresholds.count, int64_t(lengths.size()));
-  std::vector<Picked> parts = parts_for(threads_for(lengths, threads, kSearch), lengths.size());
-  const auto count = [&](const Chunk& chunk) {
-    parts[size_t(chunk.thread)].counts[chunk.span] += kernels.count_above(
-        residuals.rows[chunk.span].data() + chunk.first, maxima.values + tiles[chunk.span] + chunk.first / kTile,
-        chunk.length, thresholds.values[chunk.span]);
-  };
-  for_chunks(lengths, threads, count, kSearch);
-  return joined(parts).counts;
-}
-
 Picked select_entries(const Kernels& kernels, States residuals, States velocities, Scales maxima, Scales thresholds,
                       float factor, int threads) {
   const std::vector<int64_t> lengths = lengths_of(residuals), tiles = first_tiles(lengths);

@@ -80,7 +80,6 @@ struct Accumulated {
 // each span, in order.
 void accumulate(const Kernels&, Buffer, const Span*, size_t count, States velocities, States residuals, Scales factors,
                 float momentum, bool nesterov, bool clear, float* maxima, int64_t num_maxima, Accumulated, int threads);
-std::vector<int64_t> count_above(const Kernels&, States residuals, Scales maxima, Scales thresholds, int threads);
 Picked select_entries(const Kernels&, States residuals, States velocities, Scales maxima, Scales thresholds,
                       float factor, int threads);
 void restore_entries(States residuals, States velocities, const Entries&, Scales saved);

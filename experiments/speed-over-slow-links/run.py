@@ -19,7 +19,7 @@ BENCHMARK = HERE.parents[1] / "benchmarks" / "bench_hooks.py"
 NETS = {"alexnet": 8, "resnet50": 4, "vgg-a": 2}  # and how many images each host takes in a step
 HOSTS = (2, 4)
 LINKS = ("100mbit", "1gbit", "10gbit")
-METHODS = ("no-sync", "ddp", "ddp-fp16", "powersgd-1", "powersgd-4", "terngrad")
+METHODS = ("no-sync", "ddp", "ddp-fp16", "powersgd-1", "powersgd-4", "terngrad", "terngrad:codec=entropy")
 EXCHANGES = ("terngrad@all-gather", "terngrad@two-shot")  # where there is a choice: with more than two hosts
 TURNS = {"100mbit": (1, 2), "1gbit": (2, 3), "10gbit": (2, 3)}  # of each method, and the timed steps of one
 TOO_LARGE = {("vgg-a", 4): ("powersgd-1", "powersgd-4")}  # their states take four hosts more than 24 GB

@@ -188,6 +188,13 @@ def test_rates_are_those_of_tc(name: str, rate: int) -> None:
     assert parse_link("none").discipline() == []
 
 
+@pytest.mark.parametrize(("link", "largest"), [("100mbit", 12_800), ("1gbit", 65_536), ("none", 65_536)])
+def test_segments_pass_the_bucket_in_one_piece(possible: None, link: str, largest: int) -> None:
+    with Lab(1, link) as made:
+        assert f"gso_max_size {largest}" in output_of(made, 0, ["ip", "-d", "link", "show", "eth0"])
+    assert parse_link(link).segment_bytes == largest
+
+
 @pytest.mark.parametrize("link", ["fast", "1Gbit", "0mbit", "1.5gbit", "100", "10mbps"])
 def test_what_is_no_rate_is_refused(link: str) -> None:
     with pytest.raises(ConfigurationError, match=f"{link}.*100mbit, 1gbit"):

@@ -136,7 +136,6 @@ class SparseFuzzer:
         maxima = case.floats(num_tiles(case.lengths) + case.is_wrong("maxima"))
         thresholds = case.floats(len(residuals) - case.is_wrong("thresholds"))
         fits = len(maxima) == num_tiles(case.lengths) and len(thresholds) == len(residuals)
-        self.call("count_above", fits, case.isa, addresses(residuals), maxima, thresholds, case.threads)
         self.call("select", fits, case.isa, addresses(residuals), addresses([]), maxima, thresholds, 0.9, case.threads)
         fits &= [*map(len, velocities)] == case.lengths
         self.call("select", fits, case.isa, addresses(residuals), addresses(velocities), maxima, thresholds, 0.0,
@@ -206,7 +205,6 @@ class SparseFuzzer:
         self.call("accumulate", False, isa, at, 9, 0, spans, none, state, one, 0.9, False, False, one, one, ones, ones,
                   flags[:0], 1)  # fmt: skip
         self.call("select", False, "sse9", state, none, one, one, 0.0, 1)
-        self.call("count_above", False, "sse9", state, one, one, 1)
         for num_ranks in (0, -1):
             self.call("scatter_mean", False, at, 9, 0, spans, *entries, num_ranks, 1)
         self.call("scatter_mean", False, at, 9, 0, spans, [], [], [], 1, 1)

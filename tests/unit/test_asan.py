@@ -17,7 +17,7 @@ BUILD = ROOT / "build" / "asan"
 FUZZ = Path(__file__).with_name("fuzz_native.py")
 KERNELS = [
     "statistics", "ternarize", "mean_shared", "mean_own", "sum_levels", "mean_levels", "sum_symbols", "mean_symbols",
-    "error", "accumulate", "count_above", "select", "restore", "add_back", "scatter_mean", "merge", "gaps_encode",
+    "error", "accumulate", "select", "restore", "add_back", "scatter_mean", "merge", "gaps_encode",
     "gaps_decode", "entropy_encode", "entropy_decode",
 ]  # fmt: skip
 

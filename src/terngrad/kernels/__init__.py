@@ -80,7 +80,6 @@ class Kernels(Protocol):
         nesterov: bool = False,
         clear: bool = False,
     ) -> Accumulated: ...
-    def count_above(self, residuals: Sequence[Tensor], maxima: Tensor, thresholds: Tensor) -> Int64Array: ...
     def select(
         self,
         residuals: Sequence[Tensor],

@@ -158,13 +158,6 @@ def accumulate(
     finite: NDArray[np.bool_],
     threads: int,
 ) -> None: ...
-def count_above(
-    isa: str,
-    residuals: NDArray[np.int64],
-    maxima: NDArray[np.float32],
-    thresholds: NDArray[np.float32],
-    threads: int,
-) -> NDArray[np.int64]: ...
 def select(
     isa: str,
     residuals: NDArray[np.int64],

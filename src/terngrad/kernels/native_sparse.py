@@ -55,9 +55,6 @@ class NativeSparse:
         found = Statistics(torch.from_numpy(largest), torch.from_numpy(total), torch.from_numpy(squares))
         return Accumulated(found, torch.from_numpy(finite))
 
-    def count_above(self, residuals: Sequence[Tensor], maxima: Tensor, thresholds: Tensor) -> Int64Array:
-        return _native.count_above(self.isa, states_of(residuals), maxima.numpy(), thresholds.numpy(), self.threads)
-
     def select(
         self,
         residuals: Sequence[Tensor],

@@ -164,6 +164,7 @@ class Lab:
             "interface": _INTERFACE,
             "addresses": [f"{self.address(host)}/{_PREFIX_BITS}" for host in range(self.num_hosts)],
             "discipline": self._link.discipline(),
+            "segment_bytes": self._link.segment_bytes,
             **find_programs(),
         }
 

@@ -7,7 +7,6 @@ from terngrad.kernels.reference.sparse import (
     Entries,
     accumulate,
     add_back,
-    count_above,
     merge,
     restore,
     scatter_mean,
@@ -29,7 +28,7 @@ from terngrad.kernels.reference.ternary import (
 name = "reference"
 
 __all__ = [
-    "Accumulated", "Entries", "Statistics", "accumulate", "add_back", "count_above", "draws", "entropy_decode",
+    "Accumulated", "Entries", "Statistics", "accumulate", "add_back", "draws", "entropy_decode",
     "entropy_encode", "error", "gaps_decode", "gaps_encode", "mean_levels", "mean_own", "mean_shared", "mean_symbols",
     "merge", "name", "restore", "scatter_mean", "select", "statistics", "sum_levels", "sum_symbols", "ternarize",
 ]  # fmt: skip

@@ -116,11 +116,6 @@ def _above(residuals: Sequence[Tensor], maxima: Tensor, thresholds: Tensor) -> I
         yield values, above.nonzero().flatten()
 
 
-def count_above(residuals: Sequence[Tensor], maxima: Tensor, thresholds: Tensor) -> Int64Array:
-    """How many entries `select` would take of each segment."""
-    return np.array([len(where) for _, where in _above(residuals, maxima, thresholds)], dtype=np.int64)
-
-
 def select(
     residuals: Sequence[Tensor],
     velocities: Sequence[Tensor] | None,

@@ -114,6 +114,7 @@ class Switch:
         self._interface: str = order["interface"]
         self._addresses: list[str] = order["addresses"]
         self._discipline: list[str] = order["discipline"]
+        self._segment_bytes: int = order["segment_bytes"]
 
     def make(self) -> dict[str, Any]:
         """Makes everything, and tells what the Lab needs to enter it."""
@@ -143,6 +144,7 @@ class Switch:
         switch = f"/proc/self/fd/{self._switch}"
         pair = (self._interface, "type", "veth", "peer", "name", _port(host), "netns", switch)
         self._run(self._ip, "link", "add", *pair)
+        self._run(self._ip, "link", "set", self._interface, "gso_max_size", str(self._segment_bytes))
         self._run(self._ip, "address", "add", address, "dev", self._interface)
         self._connect(self._interface)
         setns(self._switch, NEWNET)
