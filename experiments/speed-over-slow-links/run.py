@@ -10,6 +10,7 @@ import argparse
 import json
 import subprocess
 import sys
+from collections.abc import Sequence
 from itertools import product
 from pathlib import Path
 from typing import Any
@@ -21,20 +22,52 @@ HOSTS = (2, 4)
 LINKS = ("100mbit", "1gbit", "10gbit")
 METHODS = ("no-sync", "ddp", "ddp-fp16", "powersgd-1", "powersgd-4", "terngrad", "terngrad:codec=entropy")
 EXCHANGES = ("terngrad@all-gather", "terngrad@two-shot")  # where there is a choice: with more than two hosts
-TURNS = {"100mbit": (1, 2), "1gbit": (2, 3), "10gbit": (2, 3)}  # of each method, and the timed steps of one
+TURNS = {"100mbit": (1, 3), "1gbit": (2, 3), "10gbit": (2, 3)}  # of each method, and the timed steps of one
 TOO_LARGE = {("vgg-a", 4): ("powersgd-1", "powersgd-4")}  # their states take four hosts more than 24 GB
 
 
+# Sparse methods take the optimizer's momentum over, so they are compared where there is one, and over more steps:
+# residuals have to fill first.
+SPARSE = ("no-sync", "terngrad:codec=entropy", "sdagc:values=sign", "sdagc:threshold=5,values=sign")
+SPARSE_TURNS = (2, 12)
+
+
 def measure(net: str, hosts: int, link: str, path: Path) -> None:
-    turns, steps = TURNS[link]
     methods = [name for name in METHODS if name not in TOO_LARGE.get((net, hosts), ())]
     methods += EXCHANGES if hosts > 2 else ()
+    _measure(net, hosts, link, path, methods, *TURNS[link])
+
+
+def measure_sparse(path: Path) -> None:
+    _measure("alexnet", 2, "100mbit", path, SPARSE, *SPARSE_TURNS, "--momentum", "0.9")
+
+
+def _measure(
+    net: str, hosts: int, link: str, path: Path, methods: Sequence[str], turns: int, steps: int, *more: str
+) -> None:
     command = [
         sys.executable, str(BENCHMARK), "--net", net, "--hosts", str(hosts), "--link", link,
         "--batch", str(NETS[net]), "--steps", str(turns * steps), "--steps-per-turn", str(steps),
-        "--methods", *methods, "--timeout", "3600", "--json", str(path),
+        "--methods", *methods, "--timeout", "3600", "--json", str(path), *more,
     ]  # fmt: skip
     subprocess.run(command, check=True)
+
+
+def write_sparse_table(result: dict[str, Any]) -> None:
+    """Milliseconds, those of the step without communication as one, and megabytes that a host sent."""
+    columns = ["method", "ms", "of no-sync", "MB sent"]
+    lines = [columns, ["---", *["---:"] * (len(columns) - 1)]]
+    alone = result["methods"]["no-sync"]["seconds"]["median"]
+    for name in SPARSE:
+        found = result["methods"][name]
+        seconds, sent = found["seconds"]["median"], found["bytes_per_step"]["socket_sent"]
+        lines.append([name, f"{1e3 * seconds:,.0f}", f"{seconds / alone:.2f}x", f"{sent / 1e6:.3f}"])
+    text = "\n".join("| " + " | ".join(line) + " |" for line in lines)
+    print(text)
+    head = "AlexNet, two hosts, 100 Mb/s, SGD with momentum 0.9."
+    (HERE / "results" / "sparse.md").write_text(
+        f"{head}\n\n{text}\n\nMeasured at {result['provenance']['commit'][:10]}.\n"
+    )
 
 
 def row(result: dict[str, Any]) -> list[str]:
@@ -65,6 +98,7 @@ def main() -> None:
     parser.add_argument("--nets", nargs="+", choices=NETS, default=list(NETS))
     parser.add_argument("--hosts", nargs="+", type=int, choices=HOSTS, default=HOSTS)
     parser.add_argument("--links", nargs="+", choices=LINKS, default=LINKS)
+    parser.add_argument("--sparse", action="store_true", help="also the step of AlexNet with sparse methods")
     parser.add_argument("--table", action="store_true", help="measure nothing, only write the table of what is there")
     args = parser.parse_args()
     found = {}
@@ -76,6 +110,11 @@ def main() -> None:
         if path.exists():
             found[net, hosts, link] = json.loads(path.read_text())
     write_table(found)
+    path = HERE / "results" / "alexnet-2-100mbit-sparse.json"
+    if args.sparse and not args.table and not path.exists():
+        measure_sparse(path)
+    if path.exists():
+        write_sparse_table(json.loads(path.read_text()))
 
 
 if __name__ == "__main__":

@@ -1,0 +1,89 @@
+"""What messages cost on a cluster: latency and bandwidth, inside a node and between nodes.
+
+Every worker is a rank. The ranks of a node share its link to the others, and reach each other by a link of their own.
+Both links are full duplex. Messages of one round are posted at once, so a round has the latency of one message, and the
+time of whatever link it fills longest.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from terngrad.errors import ConfigurationError
+
+
+@dataclass(frozen=True)
+class Link:
+    """A message of b bytes takes latency_s + b / bytes_per_s."""
+
+    latency_s: float
+    bytes_per_s: float
+
+    def __post_init__(self) -> None:
+        if not (self.latency_s >= 0 and self.bytes_per_s > 0):
+            raise ConfigurationError(
+                f"Link(latency_s={self.latency_s}, bytes_per_s={self.bytes_per_s}): latency must be >= 0, rate above 0"
+            )
+
+    @classmethod
+    def of(cls, bits_per_s: float, latency_s: float = 1e-4) -> Link:
+        """Of a rate in bits."""
+        return cls(latency_s, bits_per_s / 8)
+
+
+HERE = Link(0.0, math.inf)  # for what does not leave a device
+
+
+@dataclass(frozen=True)
+class Cluster:
+    """Nodes with as many devices each, a worker on every device."""
+
+    num_nodes: int
+    between: Link
+    devices: int = 1  # of a node
+    within: Link = HERE
+
+    def __post_init__(self) -> None:
+        if self.num_nodes < 1 or self.devices < 1:
+            raise ConfigurationError(
+                f"Cluster(num_nodes={self.num_nodes}, devices={self.devices}): there must be at least one of each"
+            )
+
+    @property
+    def num_workers(self) -> int:
+        return self.num_nodes * self.devices
+
+    def _round(self, leaving: float, staying: float) -> float:
+        """So many bytes leave each node, and so many go from a rank to others of its node."""
+        away = self.between.latency_s + leaving / self.between.bytes_per_s if leaving else 0.0
+        near = self.within.latency_s + staying / self.within.bytes_per_s if staying else 0.0
+        return max(away, near)
+
+    def to_all(self, num_bytes: float) -> float:
+        """A round in which every rank sends every other one a message of so many bytes."""
+        others_away = self.num_workers - self.devices
+        return self._round(self.devices * others_away * num_bytes, (self.devices - 1) * num_bytes)
+
+    def all_reduce(self, num_bytes: float) -> float:
+        """A ring over all ranks, those of a node next to each other: 2 (N - 1) steps of an N-th each."""
+        count = self.num_workers
+        if count == 1:
+            return 0.0
+        part = num_bytes / count
+        leaving = part if self.num_nodes > 1 else 0.0
+        return 2 * (count - 1) * self._round(leaving, part if self.devices > 1 else 0.0)
+
+    def all_reduce_by_nodes(self, num_bytes: float) -> float:
+        """In every node first, then a ring over the nodes, then back to all devices of the node."""
+        inside = Cluster(1, self.between, self.devices, self.within).all_reduce(num_bytes)
+        return inside + Cluster(self.num_nodes, self.between).all_reduce(num_bytes)
+
+    def through_servers(self, pushed: float, pulled: float, num_servers: int) -> float:
+        """Every rank sends so many bytes to the servers, each of which has a node of its own, and receives so many."""
+        rounds = 0.0
+        for num_bytes in (pushed, pulled):
+            own = self.devices * num_bytes
+            theirs = self.num_workers * num_bytes / num_servers
+            rounds += self.between.latency_s + max(own, theirs) / self.between.bytes_per_s
+        return rounds

@@ -1,0 +1,65 @@
+"""What a training step of one worker takes without communication: the gradients of a backward pass, in order."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from terngrad.errors import ConfigurationError
+from terngrad.methods import ParameterInfo
+
+
+@dataclass(frozen=True)
+class Gradient:
+    """Of one parameter."""
+
+    parameter: ParameterInfo
+    ready_s: float  # since backward began
+
+
+@dataclass(frozen=True)
+class Profile:
+    """Gradients in the order in which they become ready."""
+
+    forward_s: float
+    gradients: tuple[Gradient, ...]
+    update_s: float  # of the optimizer, and whatever else follows
+
+    def __post_init__(self) -> None:
+        moments = [0.0, *(gradient.ready_s for gradient in self.gradients)]
+        if not self.gradients or moments != sorted(moments) or self.forward_s < 0 or self.update_s < 0:
+            raise ConfigurationError(
+                f"Profile of {len(self.gradients)} gradients: there must be one or more, in the order in which "
+                "they are ready, and no time may be negative"
+            )
+
+    @property
+    def backward_s(self) -> float:
+        return self.gradients[-1].ready_s
+
+    @property
+    def compute_s(self) -> float:
+        """Of the whole step."""
+        return self.forward_s + self.backward_s + self.update_s
+
+    @property
+    def numel(self) -> int:
+        return sum(gradient.parameter.numel for gradient in self.gradients)
+
+    def scaled(self, factor: float) -> Profile:
+        """On a device that is so many times slower."""
+        return Profile(
+            factor * self.forward_s,
+            tuple(Gradient(gradient.parameter, factor * gradient.ready_s) for gradient in self.gradients),
+            factor * self.update_s,
+        )
+
+    def describe(self) -> dict[str, Any]:
+        """For a file; `read` makes an equal profile of it."""
+        return asdict(self)
+
+    @classmethod
+    def read(cls, found: Mapping[str, Any]) -> Profile:
+        gradients = tuple(Gradient(ParameterInfo(**one["parameter"]), one["ready_s"]) for one in found["gradients"])
+        return cls(found["forward_s"], gradients, found["update_s"])

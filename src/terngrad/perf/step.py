@@ -1,0 +1,213 @@
+"""The time of a training step: a profile, a plan of buckets, a cluster, and how messages are made and exchanged."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from itertools import accumulate, pairwise
+
+import torch
+
+from terngrad.codecs import Segment
+from terngrad.exchange import EXCHANGES
+from terngrad.methods import Coder, Method, ParameterInfo
+from terngrad.perf.network import Cluster, Link
+from terngrad.perf.profile import Profile
+from terngrad.perf.timeline import Timeline, Work, simulate
+
+FREE = Link(0.0, float("inf"))
+SMALL_SHARE = 0.02  # of a step: what is exposed below that bounds nothing
+
+
+@dataclass(frozen=True)
+class Line:
+    """Seconds for so many elements."""
+
+    fixed_s: float = 0.0
+    element_s: float = 0.0
+
+    def __call__(self, numel: float) -> float:
+        return self.fixed_s + self.element_s * numel
+
+
+NOTHING = Line()
+
+
+class Sending(ABC):
+    """A way to average gradients, on any cluster: what it costs for a bucket of these parameters."""
+
+    name: str
+
+    @abstractmethod
+    def work(self, parameters: Sequence[ParameterInfo], cluster: Cluster) -> Work:
+        """Of one bucket."""
+
+    @abstractmethod
+    def bytes_sent(self, parameters: Sequence[ParameterInfo], cluster: Cluster) -> float:
+        """By one worker, for one bucket."""
+
+    @abstractmethod
+    def without_codec(self) -> Sending:
+        """The same, if making and reading messages took no time."""
+
+
+@dataclass(frozen=True)
+class AllReduce(Sending):
+    """Torch's own: an all-reduce of every bucket, in a type of so many bytes."""
+
+    name: str = "fp32"
+    value_bytes: int = 4
+    cast: Line = NOTHING  # of a bucket, there and back each
+    by_nodes: bool = False  # first in every node, then between nodes
+
+    def work(self, parameters: Sequence[ParameterInfo], cluster: Cluster) -> Work:
+        numel = sum(parameter.numel for parameter in parameters)
+        reduce = cluster.all_reduce_by_nodes if self.by_nodes else cluster.all_reduce
+        return Work(self.cast(numel), reduce(self.value_bytes * numel), self.cast(numel))
+
+    def bytes_sent(self, parameters: Sequence[ParameterInfo], cluster: Cluster) -> float:
+        count = cluster.num_workers
+        return 2 * (count - 1) / count * self.value_bytes * sum(parameter.numel for parameter in parameters)
+
+    def without_codec(self) -> AllReduce:
+        return replace(self, cast=NOTHING)
+
+
+@dataclass(frozen=True)
+class Coded(Sending):
+    """A method of this package, over an exchange. Sizes are those of its messages."""
+
+    method: Method
+    exchange: str = "all-gather"
+    encode: Line = NOTHING  # a bucket, to all of one worker's messages
+    decode: Line = NOTHING  # one payload, into the average
+    add: Line = NOTHING  # one payload of a shard, into a sum
+
+    @property
+    def name(self) -> str:  # type: ignore[override]
+        return self.method.spec
+
+    def _sizes(self, parameters: Sequence[ParameterInfo], count: int) -> tuple[float, float, float]:
+        """Bytes of a message, of a sum, and of the scalers."""
+        coder = Coder(self.method, parameters, 0, count, 0)
+        starts = accumulate((parameter.numel for parameter in parameters), initial=0)
+        segments = tuple(
+            Segment(i, start, parameter.numel)
+            for i, (parameter, start) in enumerate(zip(parameters, starts, strict=False))
+        )
+        shards = EXCHANGES[self.exchange].num_shards(count)
+        frame = coder.frame(segments, torch.float32, False, shards)
+        return frame.expected.nbytes, frame.expected.sum_nbytes, frame.scalers_nbytes
+
+    def work(self, parameters: Sequence[ParameterInfo], cluster: Cluster) -> Work:
+        count = cluster.num_workers
+        numel = sum(parameter.numel for parameter in parameters)
+        if count == 1:
+            return Work(0.0, 0.0, 0.0)
+        message, total, scalers = self._sizes(parameters, count)
+        round_s = cluster.to_all(scalers) if scalers else 0.0
+        if EXCHANGES[self.exchange].num_rounds == 1:
+            return Work(self.encode(numel), cluster.to_all(message), count * self.decode(numel), round_s=round_s)
+        return Work(
+            self.encode(numel),
+            cluster.to_all(message),
+            self.decode(numel),
+            round_s=round_s,
+            add_s=count * self.add(numel / count),
+            sums_s=cluster.to_all(total),
+        )
+
+    def bytes_sent(self, parameters: Sequence[ParameterInfo], cluster: Cluster) -> float:
+        count = cluster.num_workers
+        message, total, scalers = self._sizes(parameters, count)
+        rounds = message + (total if EXCHANGES[self.exchange].num_rounds > 1 else 0)
+        return (count - 1) * (rounds + scalers)
+
+    def without_codec(self) -> Coded:
+        return replace(self, encode=NOTHING, decode=NOTHING, add=NOTHING)
+
+
+@dataclass(frozen=True)
+class Prediction:
+    """One step, with what bounds it: "compute", "codec", "latency" or "bandwidth"."""
+
+    profile: Profile
+    plan: tuple[int, ...]
+    sending: Sending
+    cluster: Cluster
+    contention: float
+
+    @cached_property
+    def timeline(self) -> Timeline:
+        return self._timeline(self.sending, self.cluster)
+
+    def _timeline(self, sending: Sending, cluster: Cluster) -> Timeline:
+        gradients = self.profile.gradients
+        ends = list(accumulate(self.plan, initial=0))
+        groups = [gradients[first:last] for first, last in pairwise(ends)]
+        works = [sending.work([gradient.parameter for gradient in group], cluster) for group in groups]
+        return simulate([group[-1].ready_s for group in groups], works, self.contention)
+
+    @property
+    def step_s(self) -> float:
+        return self._step_s(self.timeline)
+
+    def _step_s(self, timeline: Timeline) -> float:
+        return self.profile.forward_s + timeline.end_s + self.profile.update_s
+
+    @property
+    def bytes_sent(self) -> float:
+        """By one worker."""
+        ends = list(accumulate(self.plan, initial=0))
+        groups = [self.profile.gradients[first:last] for first, last in pairwise(ends)]
+        return sum(
+            self.sending.bytes_sent([gradient.parameter for gradient in group], self.cluster) for group in groups
+        )
+
+    @cached_property
+    def bound(self) -> str:
+        """That without which the step would be shortest."""
+        if self.step_s - self.profile.compute_s < SMALL_SHARE * self.step_s:
+            return "compute"
+        cluster = self.cluster
+        between, within = cluster.between, cluster.within
+        quick = replace(cluster, between=replace(between, latency_s=0.0), within=replace(within, latency_s=0.0))
+        wide = replace(
+            cluster,
+            between=Link(between.latency_s, FREE.bytes_per_s),
+            within=Link(within.latency_s, FREE.bytes_per_s),
+        )
+        without = {
+            "bandwidth": self._timeline(self.sending, wide),
+            "latency": self._timeline(self.sending, quick),
+            "codec": self._timeline(self.sending.without_codec(), cluster),
+        }
+        return min(without, key=lambda part: self._step_s(without[part]))
+
+
+def break_even(
+    profile: Profile, plan: tuple[int, ...], one: Sending, other: Sending, cluster: Cluster, contention: float = 1.0
+) -> float | None:
+    """The rate between nodes, in bytes a second, below which `one` takes a shorter step than `other`.
+
+    None if it never does, infinity if it always does: from 1 kB/s to 1 TB/s.
+    """
+
+    def gains(rate: float) -> bool:
+        at = replace(cluster, between=Link(cluster.between.latency_s, rate))
+        return (
+            Prediction(profile, plan, one, at, contention).step_s
+            < Prediction(profile, plan, other, at, contention).step_s
+        )
+
+    low, high = 1e3, 1e12
+    if not gains(low):
+        return None
+    if gains(high):
+        return float("inf")
+    for _ in range(60):
+        middle = (low * high) ** 0.5
+        low, high = (middle, high) if gains(middle) else (low, middle)
+    return low

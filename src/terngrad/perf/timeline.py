@@ -1,0 +1,133 @@
+"""A backward pass and the lane that sends its gradients, side by side: when each bucket leaves, arrives and is read.
+
+The lane works as terngrad.ddp.lane does. For each bucket, in order, it encodes, with a short round that it waits for,
+and posts the codes; then it waits for the bucket before and decodes it; then it adds up and posts the sums, where there
+are any. If no other bucket is ready yet, it waits for this one instead. Backward runs on meanwhile. Where both have to
+share a core, each is slowed down while both compute.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Work:
+    """What one bucket takes, in seconds."""
+
+    encode_s: float
+    send_s: float  # on the wire
+    decode_s: float
+    prepare_s: float = 0.0  # of encoding, before the round
+    round_s: float = 0.0  # of scalers or lengths, that everyone waits for
+    add_s: float = 0.0  # where messages are added up and sent on: what that computes,
+    sums_s: float = 0.0  # and their time on the wire
+
+    @property
+    def in_two(self) -> bool:
+        return self.sums_s > 0
+
+
+@dataclass(frozen=True)
+class Timeline:
+    """When things were over, from the start of the backward pass, and what the lane spent its time on."""
+
+    backward_s: float
+    end_s: float
+    encode_s: float
+    exchange_s: float  # that the lane waited
+    decode_s: float
+
+    @property
+    def exposed_s(self) -> float:
+        return self.end_s - self.backward_s
+
+
+class _Clock:
+    """Time, and how far the backward pass has come in it."""
+
+    def __init__(self, backward_s: float, contention: float) -> None:
+        self.now = 0.0
+        self.backward_end = 0.0
+        self._left = backward_s  # of the backward pass
+        self._total = backward_s
+        self._contention = contention
+
+    def wait_until(self, moment: float) -> float:
+        """Nothing is computed but backward. Returns how long that was."""
+        passed = max(0.0, moment - self.now)
+        self._advance(min(self._left, passed), 1.0)
+        self.now = max(self.now, moment)
+        return passed
+
+    def wait_for(self, ready_s: float) -> None:
+        """Until backward has done so much."""
+        self._advance(max(0.0, ready_s - (self._total - self._left)), 1.0)
+
+    def is_ready(self, ready_s: float) -> bool:
+        return self._total - self._left >= ready_s
+
+    def compute(self, seconds: float) -> float:
+        """So much work, beside backward. Returns how long it took."""
+        start = self.now
+        beside = min(seconds, self._left)
+        self._advance(beside, self._contention)
+        self.now += seconds - beside
+        return self.now - start
+
+    def _advance(self, work: float, slowdown: float) -> None:
+        """Of the backward pass, at some speed."""
+        if work <= 0:
+            return
+        self.now += work * slowdown
+        self._left = max(0.0, self._left - work)
+        if self._left == 0:
+            self.backward_end = self.now
+
+
+class _Wire:
+    def __init__(self) -> None:
+        self._free = 0.0
+
+    def post(self, now: float, seconds: float) -> float:
+        """When a message that is posted now has arrived: after those before it."""
+        self._free = max(self._free, now) + seconds
+        return self._free
+
+
+def simulate(ready: Sequence[float], works: Sequence[Work], contention: float = 1.0) -> Timeline:
+    """One backward pass whose buckets are ready at these moments, if nothing disturbs it; the last one is its end.
+
+    `contention` is how many times slower the lane and backward are while both compute: 1 where each has a core and the
+    memory to itself, 2 where they share one core.
+    """
+    clock, wire = _Clock(ready[-1] if ready else 0.0, contention), _Wire()
+    spent = dict.fromkeys(("encode", "exchange", "decode"), 0.0)
+    previous: tuple[Work, float] | None = None  # the bucket on its way, and when it arrives
+
+    def finish(work: Work, arrival: float) -> None:
+        spent["exchange"] += clock.wait_until(arrival)
+        spent["decode"] += clock.compute(work.decode_s)
+
+    for moment, work in zip(ready, works, strict=True):
+        if previous is not None and not clock.is_ready(moment):
+            finish(*previous)
+            previous = None
+        clock.wait_for(moment)
+        spent["encode"] += clock.compute(work.prepare_s)
+        if work.round_s:
+            spent["exchange"] += clock.wait_until(wire.post(clock.now, work.round_s))
+        spent["encode"] += clock.compute(work.encode_s)
+        arrival = wire.post(clock.now, work.send_s)
+        if previous is not None:
+            finish(*previous)
+        if work.in_two:
+            spent["exchange"] += clock.wait_until(arrival)
+            spent["decode"] += clock.compute(work.add_s)
+            arrival = wire.post(clock.now, work.sums_s)
+        previous = work, arrival
+    if previous is not None:
+        finish(*previous)
+    clock.wait_for(ready[-1] if ready else 0.0)
+    return Timeline(clock.backward_end, max(clock.now, clock.backward_end), *spent.values())

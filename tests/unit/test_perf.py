@@ -1,0 +1,98 @@
+"""The performance model, against times that were worked out by hand."""
+
+from __future__ import annotations
+
+import pytest
+
+from terngrad import ConfigurationError
+from terngrad.perf import Cluster, Link, Timeline, Work, simulate
+
+FAST = Link(latency_s=0.0, bytes_per_s=1000.0)
+
+
+def close(found: Timeline, **wanted: float) -> None:
+    assert {name: getattr(found, name) for name in wanted} == pytest.approx(wanted)
+
+
+# Backward and the lane
+
+
+def test_what_is_ready_last_is_exposed() -> None:
+    found = simulate([1.0], [Work(encode_s=0.1, send_s=0.5, decode_s=0.2)])
+    close(found, backward_s=1.0, end_s=1.8, exposed_s=0.8, encode_s=0.1, exchange_s=0.5, decode_s=0.2)
+
+
+def test_a_bucket_that_is_alone_is_finished_while_backward_runs_on() -> None:
+    work = Work(encode_s=0.1, send_s=0.5, decode_s=0.1)
+    # The first is over at 1.7; the second begins at 2.
+    close(simulate([1.0, 2.0], [work, work]), backward_s=2.0, end_s=2.7, exchange_s=1.0)
+
+
+def test_a_bucket_is_decoded_while_the_next_is_on_the_wire() -> None:
+    work = Work(encode_s=0.1, send_s=0.5, decode_s=0.3)
+    # Sent at 1.1 and 1.2, arrived at 1.6 and 2.1; decoded from 1.6 to 1.9 and from 2.1 to 2.4.
+    close(simulate([1.0, 1.0], [work, work]), end_s=2.4, exchange_s=0.4 + 0.2)
+
+
+def test_one_core_for_both_slows_both_down_while_both_compute() -> None:
+    work = Work(encode_s=0.5, send_s=0.0, decode_s=0.0)
+    # From 1 to 2 each gets half of the core; the rest of backward, 0.5, ends at 2.5; then the second is encoded.
+    close(simulate([1.0, 2.0], [work, work], contention=2.0), backward_s=2.5, end_s=3.0, encode_s=1.5)
+
+
+def test_the_round_of_scalers_waits_behind_the_codes_of_the_bucket_before() -> None:
+    works = [Work(encode_s=0.0, send_s=1.0, decode_s=0.0), Work(encode_s=0.0, round_s=0.1, send_s=1.0, decode_s=0.0)]
+    close(simulate([1.0, 1.0], works), end_s=1.0 + 1.0 + 0.1 + 1.0)
+
+
+def test_sums_are_a_second_transfer() -> None:
+    work = Work(encode_s=0.1, send_s=0.2, add_s=0.3, sums_s=0.4, decode_s=0.5)
+    close(simulate([1.0], [work]), end_s=2.5, decode_s=0.8, exchange_s=0.6)
+
+
+def test_nothing_to_send_takes_no_time() -> None:
+    close(simulate([], []), backward_s=0.0, end_s=0.0)
+
+
+# Messages on a cluster
+
+
+def test_a_round_on_equal_links_takes_what_one_rank_sends() -> None:
+    assert Cluster(4, FAST).to_all(100) == pytest.approx(0.3)
+
+
+def test_devices_of_a_node_share_its_link() -> None:
+    cluster = Cluster(2, FAST, devices=4, within=Link(0.0, 1e9))
+    assert cluster.num_workers == 8
+    assert cluster.to_all(100) == pytest.approx(4 * 4 * 100 / 1000)  # each of four sends to four others
+    assert cluster.all_reduce(800) == pytest.approx(2 * 7 * 100 / 1000)  # the ring leaves a node once
+    assert cluster.all_reduce_by_nodes(800) == pytest.approx(800 / 1000, rel=1e-4)
+
+
+def test_latency_counts_once_for_a_round_and_often_for_a_ring() -> None:
+    cluster = Cluster(4, Link(0.01, 1e12))
+    assert cluster.to_all(1) == pytest.approx(0.01)
+    assert cluster.all_reduce(4) == pytest.approx(6 * 0.01)
+
+
+def test_one_worker_sends_nothing() -> None:
+    alone = Cluster(1, FAST)
+    assert alone.to_all(100) == alone.all_reduce(100) == alone.all_reduce_by_nodes(100) == 0
+
+
+def test_servers_are_bound_by_their_own_links() -> None:
+    cluster = Cluster(4, FAST)
+    assert cluster.through_servers(100, 50, num_servers=1) == pytest.approx(0.4 + 0.2)
+    assert cluster.through_servers(100, 50, num_servers=8) == pytest.approx(0.1 + 0.05)
+
+
+@pytest.mark.parametrize(("latency", "rate"), [(-1.0, 1.0), (0.0, 0.0), (float("nan"), 1.0)])
+def test_a_link_that_cannot_be_is_refused(latency: float, rate: float) -> None:
+    with pytest.raises(ConfigurationError, match="latency must be >= 0, rate above 0"):
+        Link(latency, rate)
+
+
+@pytest.mark.parametrize(("nodes", "devices"), [(0, 1), (1, 0)])
+def test_a_cluster_of_nothing_is_refused(nodes: int, devices: int) -> None:
+    with pytest.raises(ConfigurationError, match="at least one of each"):
+        Cluster(nodes, FAST, devices)
