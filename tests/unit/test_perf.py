@@ -2,10 +2,30 @@
 
 from __future__ import annotations
 
-import pytest
+import json
+import math
 
-from terngrad import ConfigurationError
-from terngrad.perf import Cluster, Link, Timeline, Work, simulate
+import pytest
+import torch
+
+from terngrad import ConfigurationError, from_spec
+from terngrad.codecs import Segment
+from terngrad.exchange import EXCHANGES
+from terngrad.methods import Coder, ParameterInfo
+from terngrad.perf import (
+    AllReduce,
+    Cluster,
+    Coded,
+    Gradient,
+    Line,
+    Link,
+    Prediction,
+    Profile,
+    Timeline,
+    Work,
+    break_even,
+    simulate,
+)
 
 FAST = Link(latency_s=0.0, bytes_per_s=1000.0)
 
@@ -96,3 +116,73 @@ def test_a_link_that_cannot_be_is_refused(latency: float, rate: float) -> None:
 def test_a_cluster_of_nothing_is_refused(nodes: int, devices: int) -> None:
     with pytest.raises(ConfigurationError, match="at least one of each"):
         Cluster(nodes, FAST, devices)
+
+
+# A step
+
+
+def profile_of(*ready: float, numel: int = 1000) -> Profile:
+    return Profile(
+        0.5, tuple(Gradient(ParameterInfo(f"{i}.weight", numel, False), moment) for i, moment in enumerate(ready)), 0.25
+    )
+
+
+def test_a_profile_comes_back_from_its_description() -> None:
+    profile = profile_of(1.0, 2.0)
+    assert Profile.read(json.loads(json.dumps(profile.describe()))) == profile
+    assert (profile.compute_s, profile.numel) == (2.75, 2000)
+    assert profile.scaled(2.0).compute_s == 5.5
+
+
+@pytest.mark.parametrize("ready", [(), (2.0, 1.0), (-1.0,)])
+def test_a_profile_that_cannot_be_is_refused(ready: tuple[float, ...]) -> None:
+    with pytest.raises(ConfigurationError, match="one or more, in the order"):
+        profile_of(*ready)
+
+
+def test_a_step_is_forward_and_backward_with_the_lane_and_the_update() -> None:
+    found = Prediction(profile_of(1.0, 2.0), (2,), AllReduce(), Cluster(2, FAST))
+    assert found.step_s == pytest.approx(0.5 + 2.0 + 8.0 + 0.25)  # 8,000 bytes, of which each of two sends as many
+    assert found.bytes_sent == pytest.approx(8000)
+    assert found.bound == "bandwidth"
+
+
+def test_what_bounds_a_step_is_what_it_would_gain_most_without() -> None:
+    profile = profile_of(1.0)
+    slow_codec = AllReduce("fp16", 2, cast=Line(element_s=1e-3))
+    assert Prediction(profile, (1,), slow_codec, Cluster(2, Link(0.0, 1e6))).bound == "codec"
+    assert Prediction(profile, (1,), AllReduce(), Cluster(2, Link(0.5, 1e9))).bound == "latency"
+    assert Prediction(profile, (1,), AllReduce(), Cluster(2, Link(0.0, 1e9))).bound == "compute"
+
+
+@pytest.mark.parametrize("spec", ["terngrad", "terngrad:codec=two-bit", "fp16", "sdagc", "terngrad:codec=entropy"])
+@pytest.mark.parametrize("exchange", ["all-gather", "two-shot"])
+@pytest.mark.parametrize("count", [2, 5])
+def test_bytes_are_those_of_the_messages(spec: str, exchange: str, count: int) -> None:
+    profile = profile_of(1.0, 2.0, numel=5000)
+    found = Prediction(profile, (2,), Coded(from_spec(spec), exchange), Cluster(count, FAST))
+    infos = [gradient.parameter for gradient in profile.gradients]
+    way = EXCHANGES[exchange]
+    segments = (Segment(0, 0, 5000), Segment(1, 5000, 5000))
+    frame = Coder(from_spec(spec), infos, 0, count, 0).frame(segments, torch.float32, False, way.num_shards(count))
+    assert found.bytes_sent == way.bytes_sent(frame.expected, count) + (count - 1) * frame.scalers_nbytes
+
+
+def test_all_payloads_are_decoded_in_all_gather_and_one_sum_in_two_shot() -> None:
+    method = from_spec("fp16")
+    times = {"encode": Line(element_s=1e-3), "decode": Line(element_s=2e-3), "add": Line(element_s=4e-3)}
+    infos = [ParameterInfo("weight", 1000, False)]
+    gathered = Coded(method, "all-gather", **times).work(infos, Cluster(4, FAST))
+    summed = Coded(method, "two-shot", **times).work(infos, Cluster(4, FAST))
+    assert (gathered.encode_s, gathered.decode_s, gathered.add_s) == pytest.approx((1.0, 8.0, 0.0))
+    assert (summed.encode_s, summed.decode_s, summed.add_s) == pytest.approx((1.0, 2.0, 4.0))
+    assert Coded(method, "two-shot", **times).work(infos, Cluster(1, FAST)) == Work(0.0, 0.0, 0.0)
+
+
+def test_half_the_bytes_pay_below_the_rate_at_which_casting_takes_as_long() -> None:
+    profile = profile_of(1.0)
+    half = AllReduce("fp16", 2, cast=Line(fixed_s=0.5))  # twice, for 2,000 bytes less: 2,000 bytes a second
+    found = break_even(profile, (1,), half, AllReduce(), Cluster(2, FAST))
+    assert found == pytest.approx(2000, rel=1e-6)
+    assert break_even(profile, (1,), AllReduce(), AllReduce(), Cluster(2, FAST)) is None
+    assert break_even(profile, (1,), AllReduce("fp16", 2), AllReduce(), Cluster(2, FAST)) == math.inf

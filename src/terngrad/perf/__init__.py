@@ -1,21 +1,16 @@
-"""How long a training step takes, and what to do about it: so far what it is put together from.
+"""How long a training step takes, and what to do about it. Pure arithmetic.
 
-`grouping` says which gradients should travel together, `timeline` how a backward pass and the lane go side by side, and
-`network` what messages cost.
+`profile` is what a step takes without communication, `network` what messages cost, `timeline` how a backward pass and
+the lane go side by side, `step` the time of a step out of these, `grouping` which gradients should travel together.
 """
 
 from terngrad.perf.grouping import best_plan, capped_plan, finish, greedy_plan
 from terngrad.perf.network import Cluster, Link
+from terngrad.perf.profile import Gradient, Profile
+from terngrad.perf.step import AllReduce, Coded, Line, Prediction, Sending, break_even
 from terngrad.perf.timeline import Timeline, Work, simulate
 
 __all__ = [
-    "Cluster",
-    "Link",
-    "Timeline",
-    "Work",
-    "best_plan",
-    "capped_plan",
-    "finish",
-    "greedy_plan",
-    "simulate",
-]
+    "AllReduce", "Cluster", "Coded", "Gradient", "Line", "Link", "Prediction", "Profile", "Sending", "Timeline", "Work",
+    "best_plan", "break_even", "capped_plan", "finish", "greedy_plan", "simulate",
+]  # fmt: skip

@@ -137,7 +137,7 @@ class Prediction:
     plan: tuple[int, ...]
     sending: Sending
     cluster: Cluster
-    contention: float
+    contention: float = 1.0
 
     @cached_property
     def timeline(self) -> Timeline:
