@@ -17,12 +17,12 @@ from terngrad.codecs import AnyFrame, Frame, Segment
 from terngrad.ddp.checks import cheapest, check_exchange, check_types, exchanges_for
 from terngrad.ddp.handle import as_method
 from terngrad.ddp.momentum import MomentumLink
-from terngrad.ddp.parameters import averaged_parameters, describe
+from terngrad.ddp.parameters import averaged_parameters
 from terngrad.ddp.phases import Phases
 from terngrad.ddp.statistics import by_parameter, losses
 from terngrad.errors import ConfigurationError
 from terngrad.exchange import LENGTH_BYTES
-from terngrad.methods import AnyBucket, Coder, Method, open_bucket
+from terngrad.methods import AnyBucket, Coder, Method, describe, open_bucket
 
 _STATE_FORMAT = 2
 

@@ -243,3 +243,49 @@ def test_without_its_packages_the_command_line_says_how_to_get_them() -> None:
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False, timeout=60)
     assert done.returncode == 1
     assert done.stderr == "terngrad: the command line needs the package typer; pip install 'terngrad[cli]'\n"
+
+
+# terngrad model
+
+
+def test_model_prints_throughput_and_what_bounds_it(call: Call, tmp_path: Path) -> None:
+    figure = tmp_path / "model.svg"
+    code, out, _ = call(
+        "model", "--net", "alexnet", "--workers", "4..16", "--methods", "fp32,sdagc:threshold=3", "--figure", figure
+    )
+    assert code == 0
+    assert [line.split()[1] for line in out.splitlines() if line.startswith("│")][:3] == ["4", "8", "16"]
+    assert "bandwidth" in out
+    picture = figure.read_text()
+    assert picture.startswith("<svg")
+    assert "sdagc:threshold=3" in picture
+
+
+def test_model_as_json_has_a_point_for_every_method_and_number(call: Call) -> None:
+    code, out, _ = call("model", "--workers", "1,8", "--methods", "fp16,terngrad-paper", "--json")
+    assert code == 0
+    points = json.loads(out)["points"]
+    assert [(point["method"], point["workers"]) for point in points] == [
+        ("fp16", 1), ("fp16", 8), ("terngrad-paper", 1), ("terngrad-paper", 8),
+    ]  # fmt: skip
+    assert points[3]["speedup"] == pytest.approx(3.05, rel=0.15)  # published
+    assert points[3]["always_pays"] or points[3]["pays_below_bits_per_s"] > 1e9
+
+
+@pytest.mark.parametrize(
+    ("arguments", "wrong"),
+    [
+        (("--workers", "many"), "--workers 'many'"),
+        (("--workers", "0..8"), "--workers '0..8'"),
+        (("--workers", "1,x"), "--workers '1,x'"),
+        (("--workers", "1..99999"), "at most 16,384"),
+        (("--net", "lenet"), "alexnet, googlenet, vgg-a"),
+        (("--cluster", "moon"), "moon"),
+        (("--methods", "tern"), "tern"),
+        (("--figure", "x.png"), "ends in .svg"),
+    ],
+)
+def test_model_refuses_what_it_does_not_know(call: Call, arguments: tuple[str, str], wrong: str) -> None:
+    code, _, err = call("model", *arguments)
+    assert code == Outcome.MISUSED
+    assert wrong in err

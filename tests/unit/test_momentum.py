@@ -156,8 +156,7 @@ def test_local_clipping_follows_the_scale_of_the_loss() -> None:
 def test_velocities_lie_in_memory_as_their_parameter_does() -> None:
     """DDP lays out a bucket in the order of memory."""
     from terngrad.ddp.momentum import MomentumLink
-    from terngrad.ddp.parameters import describe
-    from terngrad.methods import Coder
+    from terngrad.methods import Coder, describe
 
     net = nn.Conv2d(3, 4, 2, bias=False).to(memory_format=torch.channels_last)  # type: ignore[call-overload]
     optimizer = torch.optim.SGD(net.parameters(), lr=0.1, momentum=0.9)

@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from terngrad import ConfigurationError, from_spec
+from terngrad.cli.model import parameters_of
 from terngrad.codecs import Segment
 from terngrad.exchange import EXCHANGES
 from terngrad.methods import Coder, ParameterInfo
@@ -24,6 +25,7 @@ from terngrad.perf import (
     Timeline,
     Work,
     break_even,
+    paper,
     simulate,
 )
 
@@ -87,6 +89,11 @@ def test_devices_of_a_node_share_its_link() -> None:
     assert cluster.to_all(100) == pytest.approx(4 * 4 * 100 / 1000)  # each of four sends to four others
     assert cluster.all_reduce(800) == pytest.approx(2 * 7 * 100 / 1000)  # the ring leaves a node once
     assert cluster.all_reduce_by_nodes(800) == pytest.approx(800 / 1000, rel=1e-4)
+
+
+@pytest.mark.parametrize(("nodes", "crossings"), [(1, 0), (2, 1), (3, 2), (100, 2)])
+def test_a_tree_sends_everything_there_and_back(nodes: int, crossings: int) -> None:
+    assert Cluster(nodes, FAST).all_reduce_by_nodes(500, tree=True) == pytest.approx(crossings * 0.5)
 
 
 def test_latency_counts_once_for_a_round_and_often_for_a_ring() -> None:
@@ -186,3 +193,58 @@ def test_half_the_bytes_pay_below_the_rate_at_which_casting_takes_as_long() -> N
     assert found == pytest.approx(2000, rel=1e-6)
     assert break_even(profile, (1,), AllReduce(), AllReduce(), Cluster(2, FAST)) is None
     assert break_even(profile, (1,), AllReduce("fp16", 2), AllReduce(), Cluster(2, FAST)) == math.inf
+
+
+# The paper's clusters
+
+
+@pytest.fixture(scope="module")
+def parameters() -> dict[str, list[ParameterInfo]]:
+    return {net: parameters_of(net) for net in paper.BATCH}
+
+
+@pytest.mark.parametrize("net", paper.BATCH)
+@pytest.mark.parametrize("num_gpus", [8, 512])
+def test_gains_on_ethernet_are_within_15_percent_of_the_published_ones(
+    net: str, num_gpus: int, parameters: dict[str, list[ParameterInfo]]
+) -> None:
+    steps = {
+        method: paper.predict("paper-ethernet", net, parameters[net], method, num_gpus).step_s
+        for method in ("fp32", "terngrad-paper")
+    }
+    published = [paper.published_s("paper-ethernet", net, method, num_gpus) for method in ("fp32", "terngrad")]
+    assert steps["fp32"] / steps["terngrad-paper"] == pytest.approx(published[0] / published[1], rel=0.15)
+
+
+@pytest.mark.parametrize(("cluster", "net"), paper.PUBLISHED)
+def test_what_the_model_was_fitted_to_it_gives_back(
+    cluster: str, net: str, parameters: dict[str, list[ParameterInfo]]
+) -> None:
+    alone = paper.predict(cluster, net, parameters[net], "fp32", 1)
+    assert alone.step_s == pytest.approx(paper.published_s(cluster, net, "fp32", 1))
+    pair = paper.predict(cluster, net, parameters[net], "fp32", 8)
+    assert pair.step_s == pytest.approx(paper.published_s(cluster, net, "fp32", 8), rel=0.03)
+    assert pair.bound == "bandwidth"
+
+
+def test_the_papers_codes_are_as_small_as_it_says(parameters: dict[str, list[ParameterInfo]]) -> None:
+    ratios = {}
+    for net, infos in parameters.items():
+        fp32, ternary = (paper.predict("paper-ethernet", net, infos, m, 8) for m in ("fp32", "terngrad-paper"))
+        ratios[net] = fp32.bytes_sent / ternary.bytes_sent
+    assert ratios == pytest.approx({"alexnet": 8, "googlenet": 5, "vgg-a": 11}, rel=0.1)
+
+
+@pytest.mark.parametrize(
+    ("cluster", "net", "num_gpus", "wrong"),
+    [
+        ("moon", "alexnet", 8, "moon"),
+        ("paper-ethernet", "lenet", 8, "lenet"),
+        ("paper-ethernet", "alexnet", 6, "6 GPUs"),
+    ],
+)
+def test_what_the_paper_has_not_is_refused(
+    cluster: str, net: str, num_gpus: int, wrong: str, parameters: dict[str, list[ParameterInfo]]
+) -> None:
+    with pytest.raises(ConfigurationError, match=wrong):
+        paper.predict(cluster, net, parameters["alexnet"], "fp32", num_gpus)

@@ -14,8 +14,8 @@ from run_folders import events_of_a_run, step_event
 
 from terngrad.errors import ConfigurationError
 from terngrad.report import write_figure, write_report
-from terngrad.report.lines import AXES
 from terngrad.report.markup import escape, tag
+from terngrad.report.page import AXIS_NAMES
 from terngrad.report.palette import DARK, LIGHT, MAX_RUNS
 from terngrad.report.records import Trace
 from terngrad.report.summary import group_runs
@@ -128,10 +128,10 @@ def test_phases_are_means_weighted_by_steps_without_the_first_interval(folder: P
 def test_every_plot_is_there_for_every_axis(folder: Path) -> None:
     page = page_of(comparison(folder), folder)
     assert_drawn(page)
-    for axis in AXES:
+    for axis in AXIS_NAMES:
         assert len(page.of_class(f"by-{axis}")) == 2  # accuracy and loss
     assert len(page.of_class("bars")) == 1
-    assert len(page.of_class("sparkline")) == 2 * 2 * 3  # runs, layers, quantities
+    assert len(page.of_class("sparkline")) == 2 * 2 * 5  # runs, layers, quantities
     data = chart_data_of(page)
     assert [run["label"] for run in data["0-loss"]["runs"]] == ["fp32", "terngrad"]
     assert len(data["0-loss"]["runs"][0]["value"]) == 20

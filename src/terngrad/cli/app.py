@@ -14,6 +14,7 @@ import typer
 import terngrad
 from terngrad.cli.compare import compare
 from terngrad.cli.lab import lab
+from terngrad.cli.model import model
 from terngrad.cli.recipes import recipes
 from terngrad.cli.report import report
 from terngrad.cli.train import train
@@ -35,6 +36,7 @@ app.command()(train)
 app.command()(compare)
 app.command(context_settings={"allow_interspersed_args": False})(lab)
 app.command()(report)
+app.command()(model)
 app.command()(recipes)
 
 

@@ -23,7 +23,7 @@ from terngrad.ddp.checks import (
 from terngrad.ddp.futures import after_backward, done, plain_average
 from terngrad.ddp.lane import Lane
 from terngrad.ddp.momentum import MomentumLink
-from terngrad.ddp.parameters import averaged_parameters, describe
+from terngrad.ddp.parameters import averaged_parameters
 from terngrad.ddp.phases import Phases
 from terngrad.ddp.scratch import Scratch
 from terngrad.ddp.servers import ParameterServers
@@ -33,7 +33,7 @@ from terngrad.ddp.task import BucketTask, CallTask, SparseTask
 from terngrad.ddp.verify import verify
 from terngrad.errors import ConfigurationError
 from terngrad.exchange import Channel, Exchange, own_group
-from terngrad.methods import AnyBucket, Coder, Method, from_spec, open_bucket
+from terngrad.methods import AnyBucket, Coder, Method, describe, from_spec, open_bucket
 
 _STATE_FORMAT = 2
 

@@ -5,11 +5,12 @@ from __future__ import annotations
 import dataclasses
 import typing
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
 import torch
+from torch import nn
 
 from terngrad.errors import ConfigurationError
 
@@ -22,6 +23,12 @@ class ParameterInfo:
     numel: int
     in_last_layer: bool
     num_dims: int = 2
+
+
+def describe(parameters: Mapping[str, nn.Parameter]) -> list[ParameterInfo]:
+    """All parameters in the order of registration; the last layer is the module that owns the last of them."""
+    last = list(parameters)[-1].rpartition(".")[0] if parameters else ""
+    return [ParameterInfo(name, p.numel(), name.rpartition(".")[0] == last, p.dim()) for name, p in parameters.items()]
 
 
 class Method(ABC):

@@ -4,6 +4,8 @@
 the lane go side by side, `step` the time of a step out of these, `grouping` which gradients should travel together.
 """
 
+from terngrad.methods import ParameterInfo, describe
+from terngrad.perf import paper
 from terngrad.perf.grouping import best_plan, capped_plan, finish, greedy_plan
 from terngrad.perf.network import Cluster, Link
 from terngrad.perf.profile import Gradient, Profile
@@ -11,6 +13,7 @@ from terngrad.perf.step import AllReduce, Coded, Line, Prediction, Sending, brea
 from terngrad.perf.timeline import Timeline, Work, simulate
 
 __all__ = [
-    "AllReduce", "Cluster", "Coded", "Gradient", "Line", "Link", "Prediction", "Profile", "Sending", "Timeline", "Work",
-    "best_plan", "break_even", "capped_plan", "finish", "greedy_plan", "simulate",
+    "AllReduce", "Cluster", "Coded", "Gradient", "Line", "Link", "ParameterInfo", "Prediction", "Profile", "Sending",
+    "Timeline", "Work", "best_plan", "break_even", "capped_plan", "describe", "finish", "greedy_plan", "paper",
+    "simulate",
 ]  # fmt: skip

@@ -74,10 +74,18 @@ class Cluster:
         leaving = part if self.num_nodes > 1 else 0.0
         return 2 * (count - 1) * self._round(leaving, part if self.devices > 1 else 0.0)
 
-    def all_reduce_by_nodes(self, num_bytes: float) -> float:
-        """In every node first, then a ring over the nodes, then back to all devices of the node."""
+    def all_reduce_by_nodes(self, num_bytes: float, *, tree: bool = False) -> float:
+        """In every node first, then between the nodes, then back to all devices of the node.
+
+        Between the nodes it is a ring; or, as a `tree`, all is sent to one place and back to all, but for two nodes,
+        which send each other what they have.
+        """
         inside = Cluster(1, self.between, self.devices, self.within).all_reduce(num_bytes)
-        return inside + Cluster(self.num_nodes, self.between).all_reduce(num_bytes)
+        if not tree:
+            return inside + Cluster(self.num_nodes, self.between).all_reduce(num_bytes)
+        crossings = {1: 0, 2: 1}.get(self.num_nodes, 2)
+        latency = 2 * (self.num_nodes - 1) * self.between.latency_s
+        return inside + latency + crossings * num_bytes / self.between.bytes_per_s
 
     def through_servers(self, pushed: float, pulled: float, num_servers: int) -> float:
         """Every rank sends so many bytes to the servers, each of which has a node of its own, and receives so many."""

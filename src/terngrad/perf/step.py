@@ -55,24 +55,50 @@ class Sending(ABC):
 
 @dataclass(frozen=True)
 class AllReduce(Sending):
-    """Torch's own: an all-reduce of every bucket, in a type of so many bytes."""
+    """Every bucket is summed while it goes round: torch's own way, in a type of so many bytes.
+
+    With a `method`, messages have the size of its codes instead. No collective that sums can carry them, but the
+    paper's model assumes that there is one.
+    """
 
     name: str = "fp32"
     value_bytes: int = 4
+    method: Method | None = None
     cast: Line = NOTHING  # of a bucket, there and back each
     by_nodes: bool = False  # first in every node, then between nodes
+    tree: bool = False  # and there not as a ring
+
+    def _num_bytes(self, parameters: Sequence[ParameterInfo]) -> float:
+        if self.method is not None:
+            return message_sizes(self.method, parameters, 1, 1)[0]
+        return self.value_bytes * sum(parameter.numel for parameter in parameters)
 
     def work(self, parameters: Sequence[ParameterInfo], cluster: Cluster) -> Work:
-        numel = sum(parameter.numel for parameter in parameters)
-        reduce = cluster.all_reduce_by_nodes if self.by_nodes else cluster.all_reduce
-        return Work(self.cast(numel), reduce(self.value_bytes * numel), self.cast(numel))
+        codec = self.cast(sum(parameter.numel for parameter in parameters))
+        num_bytes = self._num_bytes(parameters)
+        if self.by_nodes:
+            return Work(codec, cluster.all_reduce_by_nodes(num_bytes, tree=self.tree), codec)
+        return Work(codec, cluster.all_reduce(num_bytes), codec)
 
     def bytes_sent(self, parameters: Sequence[ParameterInfo], cluster: Cluster) -> float:
         count = cluster.num_workers
-        return 2 * (count - 1) / count * self.value_bytes * sum(parameter.numel for parameter in parameters)
+        return 2 * (count - 1) / count * self._num_bytes(parameters)
 
     def without_codec(self) -> AllReduce:
         return replace(self, cast=NOTHING)
+
+
+def message_sizes(
+    method: Method, parameters: Sequence[ParameterInfo], world_size: int, num_shards: int
+) -> tuple[float, float, float]:
+    """Bytes of a message, of a sum, and of the scalers, of a bucket of these parameters."""
+    coder = Coder(method, parameters, 0, world_size, 0)
+    starts = accumulate((parameter.numel for parameter in parameters), initial=0)
+    segments = tuple(
+        Segment(i, start, parameter.numel) for i, (parameter, start) in enumerate(zip(parameters, starts, strict=False))
+    )
+    frame = coder.frame(segments, torch.float32, False, num_shards)
+    return frame.expected.nbytes, frame.expected.sum_nbytes, frame.scalers_nbytes
 
 
 @dataclass(frozen=True)
@@ -90,16 +116,7 @@ class Coded(Sending):
         return self.method.spec
 
     def _sizes(self, parameters: Sequence[ParameterInfo], count: int) -> tuple[float, float, float]:
-        """Bytes of a message, of a sum, and of the scalers."""
-        coder = Coder(self.method, parameters, 0, count, 0)
-        starts = accumulate((parameter.numel for parameter in parameters), initial=0)
-        segments = tuple(
-            Segment(i, start, parameter.numel)
-            for i, (parameter, start) in enumerate(zip(parameters, starts, strict=False))
-        )
-        shards = EXCHANGES[self.exchange].num_shards(count)
-        frame = coder.frame(segments, torch.float32, False, shards)
-        return frame.expected.nbytes, frame.expected.sum_nbytes, frame.scalers_nbytes
+        return message_sizes(self.method, parameters, count, EXCHANGES[self.exchange].num_shards(count))
 
     def work(self, parameters: Sequence[ParameterInfo], cluster: Cluster) -> Work:
         count = cluster.num_workers

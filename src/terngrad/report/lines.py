@@ -17,6 +17,7 @@ AXES = {
     "steps": "steps",
     "seconds": "training time",
     "bytes": "bytes that rank 0 sent and received",
+    "workers": "workers",
 }
 WIDTH, HEIGHT = 440, 290
 LEFT, TOP, BOTTOM = 50, 14, 44
@@ -55,8 +56,8 @@ class Frame:
 
 
 def x_of(point: Point, axis: str) -> float:
-    """Where training stood, in the unit of an axis."""
-    return {"steps": point.step, "seconds": point.seconds, "bytes": point.nbytes}[axis]
+    """Where training stood, in the unit of an axis; for `workers`, their number stands in place of the step."""
+    return {"steps": point.step, "seconds": point.seconds, "bytes": point.nbytes, "workers": point.step}[axis]
 
 
 def line_chart(curves: Sequence[Curve], axis: str, metric: str, title: str, target: float | None = None) -> Drawing:

@@ -11,7 +11,7 @@ from typing import Any
 
 from terngrad.report import figures, headline, layers, tables
 from terngrad.report.bars import key_of_phases, step_chart
-from terngrad.report.lines import AXES, Curve, line_chart
+from terngrad.report.lines import Curve, line_chart
 from terngrad.report.markup import Markup, escape, join, json_block, tag
 from terngrad.report.palette import page_style, resource
 from terngrad.report.records import RunRecord
@@ -92,9 +92,11 @@ def _learning(group: Group, number: int, data: ChartData) -> Markup:
     choice = [
         tag("input", type="radio", name=f"axis-{number}", id=f"axis-{number}-{axis}",
             class_=f"axis-choice x-{axis}", checked=axis == DEFAULT_AXIS)
-        for axis in AXES
+        for axis in AXIS_NAMES
     ]  # fmt: skip
-    switch = [tag("label", AXIS_NAMES[axis], for_=f"axis-{number}-{axis}", class_=f"to-{axis}") for axis in AXES]
+    switch = [
+        tag("label", title, for_=f"axis-{number}-{axis}", class_=f"to-{axis}") for axis, title in AXIS_NAMES.items()
+    ]
     return join(
         [
             tag("h3", "Learning"),
@@ -113,7 +115,7 @@ def _learning(group: Group, number: int, data: ChartData) -> Markup:
 
 def _figure(name: str, curves: Sequence[Curve], key: str, metric: str, target: float | None, data: ChartData) -> Markup:
     data[key] = {"metric": metric, "runs": figures.chart_data(curves)}
-    charts = [line_chart(curves, axis, metric, name, target).element() for axis in AXES]
+    charts = [line_chart(curves, axis, metric, name, target).element() for axis in AXIS_NAMES]
     return tag("figure", tag("figcaption", name.capitalize()), *charts, data_chart=key)
 
 

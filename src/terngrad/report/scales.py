@@ -100,13 +100,16 @@ def even_scale(axis: str, high: float, start: float, end: float) -> tuple[Scale,
 
 
 def x_scale(axis: str, values: Sequence[float], start: float, end: float) -> tuple[Scale, list[Tick]]:
-    """The scale of steps, seconds or bytes, and its ticks. Bytes go by logarithm: methods differ by factors."""
-    if axis != "bytes":
+    """The scale of an axis, and its ticks. Bytes and workers go by logarithm: they differ by factors."""
+    if axis not in ("bytes", "workers"):
         return even_scale(axis, max([0.0, *values]) or 1.0, start, end)
     positive = [value for value in values if value > 0] or [1.0]
     low, high = min(positive), max(positive)
     low, high = (low, high) if high > 1.5 * low else (low / 2, high * 2)
-    return Scale(low, high, start, end, log=True), log_labels(log_ticks(low, high), BYTES)
+    scale = Scale(low, high, start, end, log=True)
+    if axis == "workers":
+        return scale, [(float(2**k), f"{2**k:,}") for k in range(31) if low <= 2**k <= high]
+    return scale, log_labels(log_ticks(low, high), BYTES)
 
 
 def y_scale(metric: str, series: Sequence[Sequence[float]], start: float, end: float) -> tuple[Scale, list[Tick]]:
