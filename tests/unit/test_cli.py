@@ -289,3 +289,40 @@ def test_model_refuses_what_it_does_not_know(call: Call, arguments: tuple[str, s
     code, _, err = call("model", *arguments)
     assert code == Outcome.MISUSED
     assert wrong in err
+
+
+# terngrad doctor
+
+
+def test_doctor_alone_looks_at_this_machine_and_a_model(call: Call, tmp_path: Path) -> None:
+    kept = tmp_path / "found.json"
+    code, out, _ = call("doctor", "--methods", "terngrad", "--save", kept)
+    assert code == 0
+    assert "One rank: there is nothing to send" in out
+    found = json.loads(kept.read_text())
+    assert len(found["profile"]["gradients"]) == 8
+    assert (found["wires"], found["predictions"]) == ([], [])
+
+
+def test_doctor_takes_a_model_of_the_users_own(call: Call, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "my_own_code.py").write_text(
+        "import torch\n"
+        "def make():\n"
+        "    net = torch.nn.Linear(3, 2)\n"
+        "    return net, torch.nn.functional.mse_loss, (torch.ones(4, 3), torch.zeros(4, 2))\n"
+        "def wrong():\n"
+        "    return 7\n"
+    )
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    code, out, _ = call("doctor", "--model", "my_own_code:make", "--methods", "fp16", "--json")
+    assert code == 0
+    assert [one["parameter"]["numel"] for one in json.loads(out)["profile"]["gradients"]] == [2, 6]
+    for name, wrong in (("wrong", "gave int"), ("missing", "no attribute 'missing'")):
+        code, _, err = call("doctor", "--model", f"my_own_code:{name}")
+        assert code == Outcome.MISUSED
+        assert wrong in err
+    code, _, err = call("doctor", "--model", "no_such_code:make")
+    assert (code, "No module named 'no_such_code'" in err) == (Outcome.MISUSED, True)
+    code, _, err = call("doctor", "imagenet")
+    assert (code, "recipe 'imagenet'" in err) == (Outcome.MISUSED, True)

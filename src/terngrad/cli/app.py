@@ -13,6 +13,7 @@ import typer
 
 import terngrad
 from terngrad.cli.compare import compare
+from terngrad.cli.doctor import doctor
 from terngrad.cli.lab import lab
 from terngrad.cli.model import model
 from terngrad.cli.recipes import recipes
@@ -37,6 +38,7 @@ app.command()(compare)
 app.command(context_settings={"allow_interspersed_args": False})(lab)
 app.command()(report)
 app.command()(model)
+app.command()(doctor)
 app.command()(recipes)
 
 

@@ -110,13 +110,17 @@ class Coded(Sending):
     encode: Line = NOTHING  # a bucket, to all of one worker's messages
     decode: Line = NOTHING  # one payload, into the average
     add: Line = NOTHING  # one payload of a shard, into a sum
+    size_ratio: float = 1.0  # of messages, where they vary, to the size that is expected
 
     @property
     def name(self) -> str:  # type: ignore[override]
         return self.method.spec
 
     def _sizes(self, parameters: Sequence[ParameterInfo], count: int) -> tuple[float, float, float]:
-        return message_sizes(self.method, parameters, count, EXCHANGES[self.exchange].num_shards(count))
+        message, total, scalers = message_sizes(
+            self.method, parameters, count, EXCHANGES[self.exchange].num_shards(count)
+        )
+        return self.size_ratio * message, self.size_ratio * total, scalers
 
     def work(self, parameters: Sequence[ParameterInfo], cluster: Cluster) -> Work:
         count = cluster.num_workers

@@ -1,0 +1,143 @@
+"""`terngrad doctor`: what a cluster is like, what is wrong with it, and whether compression would pay."""
+
+from __future__ import annotations
+
+import datetime as dt
+import importlib
+import json as json_format
+import os
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Annotated
+
+import torch
+import typer
+from rich.table import Table
+from torch import Tensor, nn
+
+import terngrad as tg
+from terngrad.cli import options
+from terngrad.errors import ConfigurationError
+from terngrad.perf.diagnosis import described, in_bits
+from terngrad.perf.doctor import Examination, examine
+from terngrad.perf.probes import measure_profile, sample_of
+from terngrad.recipes import RECIPES
+from terngrad.train import Outcome, split_methods
+
+DEFAULT_METHODS = "bf16,terngrad,terngrad:codec=entropy,sdagc:values=sign"
+TIMEOUT_S = 60
+
+
+def doctor(
+    recipe: Annotated[str, typer.Argument(metavar="RECIPE", help="Whose step to look at.")] = "digits",
+    model: Annotated[
+        str | None,
+        typer.Option(
+            metavar="MODULE:FUNCTION",
+            help="Look at your own instead: a function that gives a model, a loss of outputs and targets, and a batch "
+            "of inputs and targets.",
+        ),
+    ] = None,
+    methods: Annotated[str, typer.Option(help="What to consider.")] = DEFAULT_METHODS,
+    data: options.Data = None,
+    save: Annotated[Path | None, typer.Option(metavar="FILE", help="Keep what was measured, as JSON.")] = None,
+    json: options.Json = False,
+) -> None:
+    """Measure the links between ranks and the speed of each, say what is wrong, and whether compression would pay.
+
+    Under torchrun, or on the hosts of a lab: `terngrad lab --hosts 2 --link 100mbit -- terngrad doctor`. Alone it looks
+    at this machine and the model. It takes about a minute.
+    """
+    rank, world_size = int(os.environ.get("RANK", "0")), int(os.environ.get("WORLD_SIZE", "1"))
+    specs = split_methods(methods)
+    module, loss_of, optimizer = _own_model(model) if model else _recipe(recipe, data, rank, world_size)
+    found = examine(
+        rank,
+        world_size,
+        {spec: tg.from_spec(spec) for spec in specs},
+        lambda: (measure_profile(module, loss_of, optimizer), sample_of(module)),
+        dt.timedelta(seconds=TIMEOUT_S),
+    )
+    if rank == 0:
+        if save is not None:
+            save.write_text(json_format.dumps(found.describe(), indent=1) + "\n")
+        if json:
+            options.write_json(found.describe())
+        else:
+            _print(found)
+    if any(finding.fatal for finding in found.findings):
+        sys.stdout.flush()
+        os._exit(Outcome.FAILED)  # others may be waiting for a connection that will never come
+
+
+def _recipe(
+    name: str, data: Path | None, rank: int, world_size: int
+) -> tuple[nn.Module, Callable[[], Tensor], torch.optim.Optimizer | None]:
+    if name not in RECIPES:
+        raise ConfigurationError(f"recipe {name!r}: there is {', '.join(RECIPES)}; pass one of these")
+    recipe = RECIPES[name]
+    task = recipe.load(data)
+    torch.manual_seed(0)
+    module = recipe.make_model(task)
+    size = recipe.batch // world_size * world_size or world_size
+    inputs, targets = task.batch(0, 0, rank, world_size, size)
+    optimizer = torch.optim.SGD(module.parameters(), lr=0.0, momentum=recipe.optimizer.momentum)
+    return module, lambda: task.loss(module(inputs), targets), optimizer
+
+
+def _own_model(name: str) -> tuple[nn.Module, Callable[[], Tensor], torch.optim.Optimizer | None]:
+    module_name, _, function_name = name.partition(":")
+    sys.path.insert(0, str(Path.cwd()))
+    try:
+        made = getattr(importlib.import_module(module_name), function_name or "?")()
+    except (ImportError, AttributeError) as error:
+        raise ConfigurationError(
+            f"--model {name!r}: {error}; pass MODULE:FUNCTION, where MODULE can be imported from here"
+        ) from error
+    try:
+        module, loss, (inputs, targets) = made
+    except (TypeError, ValueError) as error:
+        raise ConfigurationError(
+            f"--model {name!r}: it must return a model, a loss of outputs and targets, and a batch of inputs and "
+            f"targets, but gave {type(made).__name__}"
+        ) from error
+    return module, lambda: loss(module(inputs), targets), None
+
+
+def _print(found: Examination) -> None:
+    console = options.console()
+    for line in _lines(found):
+        console.print(line, highlight=False, markup=False)
+    if found.predictions:
+        table = Table(title="predicted, quickest first", title_justify="left")
+        for heading in ("method", "ms a step", "exposed", "MB sent", "bound by", "exchange"):
+            table.add_column(heading, justify="left" if heading in ("method", "bound by", "exchange") else "right")
+        for row in described(found.predictions):
+            table.add_row(
+                row["method"], f"{1e3 * row['step_s']:,.1f}", f"{1e3 * row['exposed_s']:,.1f}",
+                f"{row['bytes_sent'] / 1e6:,.3f}", row["bound"], row["exchange"],
+            )  # fmt: skip
+        console.print(table)
+    console.print(found.verdict, highlight=False, markup=False)
+
+
+def _lines(found: Examination) -> Sequence[str]:
+    lines = []
+    for place in found.places:
+        where = f"{place.interface} {place.address}" if place.address else "no address"
+        lines.append(f"rank {place.rank}: {place.host}, {where}, {place.cores} cores, {place.threads} threads")
+    lines += [
+        f"  copies {speed.copy_bytes_per_s / 1e9:.1f} GB/s, arithmetic {1e3 * speed.compute_s:.2f} ms (rank {rank})"
+        for rank, speed in enumerate(found.speeds)
+    ]
+    lines += [
+        f"rank {wire.sender} to {wire.receiver}: {in_bits(wire.bytes_per_s)}, {1e6 * wire.latency_s:,.0f} us"
+        for wire in found.wires
+    ]
+    if found.profile is not None:
+        lines.append(
+            f"step without communication: {1e3 * found.profile.compute_s:,.1f} ms, {found.profile.numel:,} parameters"
+        )
+    lines += [f"{finding.what}: {finding.text}" for finding in found.findings] or ["nothing wrong was found"]
+    return lines

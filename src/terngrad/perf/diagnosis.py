@@ -1,0 +1,217 @@
+"""What measurements mean: what is wrong with a cluster, what each method would take on it, and what to do."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from terngrad.exchange import EXCHANGES
+from terngrad.methods import Method, TernGrad
+from terngrad.perf.grouping import capped_plan
+from terngrad.perf.network import HERE, Cluster, Link
+from terngrad.perf.places import Place
+from terngrad.perf.probes import Codec, Speeds, Wire
+from terngrad.perf.profile import Profile
+from terngrad.perf.step import AllReduce, Coded, Prediction
+
+SLOW_HOST = 1.3  # times the median rank: as slow as that it holds all others up
+SLOW_LINK = 0.5  # of the median rank's rate
+WORTH_IT = 0.95  # of plain DDP's step: less of a gain is not worth the noise in the gradient
+BUCKET_BYTES, FIRST_BUCKET_BYTES = 25 << 20, 1 << 20  # of DDP's defaults
+
+_HARMFUL = {
+    ("TORCH_DISTRIBUTED_DEBUG", "DETAIL"): "every collective is checked against all other ranks",
+    ("CUDA_LAUNCH_BLOCKING", "1"): "every kernel is waited for, so that nothing overlaps",
+    ("NCCL_IB_DISABLE", "1"): "InfiniBand is not used",
+    ("NCCL_P2P_DISABLE", "1"): "devices of a node talk through the host",
+    ("NCCL_SHM_DISABLE", "1"): "processes of a node talk through sockets",
+    ("NCCL_DEBUG", "TRACE"): "NCCL writes a line for everything it does",
+}
+
+
+@dataclass(frozen=True)
+class Finding:
+    """Something that is not as it should be."""
+
+    what: str  # a word for programs
+    text: str  # what it is, and what to do
+    ranks: tuple[int, ...]
+    fatal: bool = False  # nothing works like that
+
+
+# What is wrong
+
+
+def unreachable(places: Sequence[Place]) -> list[Finding]:
+    """Ranks that others cannot reach: there is no use in trying to connect."""
+    if len({place.host for place in places}) == 1 and all(place.is_loopback for place in places):
+        return []
+    found = []
+    for place in places:
+        others = [name for name, address in place.interfaces.items() if not address.startswith("127.")]
+        if place.is_loopback and _is_apart(place, places) and others:
+            found.append(
+                Finding(
+                    "interface",
+                    f"rank {place.rank} on {place.host} is reached by {place.interface or 'loopback'} "
+                    f"({place.address}), which no other host can; set GLOO_SOCKET_IFNAME={others[0]} there "
+                    "(NCCL_SOCKET_IFNAME for NCCL)",
+                    (place.rank,),
+                    fatal=True,
+                )
+            )
+    return found
+
+
+def _is_apart(place: Place, places: Sequence[Place]) -> bool:
+    """Whether there are ranks with other addresses: namespaces of one machine share its name."""
+    mine = {address for address in place.interfaces.values() if not address.startswith("127.")}
+    return any(not mine & set(other.interfaces.values()) for other in places if other.rank != place.rank)
+
+
+def odd_settings(places: Sequence[Place]) -> list[Finding]:
+    found = []
+    for (name, value), why in _HARMFUL.items():
+        ranks = tuple(place.rank for place in places if place.settings.get(name, "").upper() == value)
+        if ranks:
+            found.append(Finding("setting", f"{name}={value} on {_ranks(ranks)}: {why}; unset it", ranks))
+    crowded = [place.rank for place in places if place.threads > place.cores]
+    if crowded:
+        first = places[crowded[0]]
+        few = f"set OMP_NUM_THREADS={first.cores} or less"
+        text = f"{_ranks(crowded)}: {first.threads} threads on {first.cores} cores; {few}"
+        found.append(Finding("threads", text, tuple(crowded)))
+    return found
+
+
+def slow_hosts(places: Sequence[Place], speeds: Sequence[Speeds]) -> list[Finding]:
+    """Ranks that compute, or move memory, much slower than most."""
+    usual = statistics.median(speed.compute_s for speed in speeds)
+    usual_copy = statistics.median(speed.copy_bytes_per_s for speed in speeds)
+    found = []
+    for place, speed in zip(places, speeds, strict=True):
+        ratio = max(speed.compute_s / usual, usual_copy / speed.copy_bytes_per_s)
+        if ratio > SLOW_HOST:
+            text = (
+                f"rank {place.rank} on {place.host} ({place.address}) is {ratio:.1f} times slower than most, and all "
+                "wait for it: look for other work on that host, throttling, or another kind of processor"
+            )
+            found.append(Finding("slow-host", text, (place.rank,)))
+    return found
+
+
+def slow_links(places: Sequence[Place], wires: Sequence[Wire]) -> list[Finding]:
+    """Ranks that send, or receive, much slower than most even where they are quickest."""
+    if len(places) < 3:  # whose link it is cannot be told
+        return []
+    found = []
+    for does, end in (("sends", "sender"), ("receives", "receiver")):
+        best = {
+            place.rank: max((wire.bytes_per_s for wire in wires if getattr(wire, end) == place.rank), default=0.0)
+            for place in places
+        }
+        usual = statistics.median(best.values())
+        found += [
+            Finding(
+                "slow-link",
+                f"rank {place.rank} on {place.host} ({place.interface} {place.address}) {does} at "
+                f"{in_bits(best[place.rank])}, most at {in_bits(usual)}: check its cable, port and interface",
+                (place.rank,),
+            )
+            for place in places
+            if best[place.rank] < SLOW_LINK * usual
+        ]
+    return found
+
+
+# What methods would take
+
+
+def cluster_of(places: Sequence[Place], wires: Sequence[Wire]) -> Cluster:
+    """As alpha and beta: medians over the wires between hosts, and within."""
+    nodes: dict[tuple[str, ...], list[int]] = {}
+    for place in places:
+        nodes.setdefault(tuple(sorted(place.interfaces.values())), []).append(place.rank)
+    home = {rank: key for key, ranks in nodes.items() for rank in ranks}
+    near = [wire for wire in wires if home[wire.sender] == home[wire.receiver]]
+    far = [wire for wire in wires if home[wire.sender] != home[wire.receiver]]
+    devices = max(len(ranks) for ranks in nodes.values())
+    return Cluster(len(nodes), _link(far or near), devices, _link(near))
+
+
+def _link(wires: Sequence[Wire]) -> Link:
+    if not wires:
+        return HERE
+    return Link(
+        statistics.median(wire.latency_s for wire in wires), statistics.median(wire.bytes_per_s for wire in wires)
+    )
+
+
+def default_plan(profile: Profile) -> tuple[int, ...]:
+    """The buckets that DDP makes by itself."""
+    sizes = [4 * gradient.parameter.numel for gradient in profile.gradients]
+    return capped_plan(sizes, BUCKET_BYTES, FIRST_BUCKET_BYTES)
+
+
+def predict_all(
+    profile: Profile,
+    cluster: Cluster,
+    codecs: Mapping[str, tuple[Method, Codec]],
+    contention: float,
+) -> dict[str, Prediction]:
+    """The step of plain DDP, of torch's fp16 hook, and of methods with what their codecs take, by name."""
+    plan = default_plan(profile)
+    ways: dict[str, list[AllReduce | Coded]] = {"ddp": [AllReduce()], "ddp-fp16": [AllReduce("fp16", 2)]}
+    for name, (method, codec) in codecs.items():
+        summable = not isinstance(method, TernGrad) or method.shared
+        ways[name] = [
+            Coded(method, way, codec.encode, codec.decode, codec.add, codec.size_ratio)
+            for way in EXCHANGES
+            if summable or way == "all-gather"
+        ]
+    found = {}
+    for name, choices in ways.items():
+        predictions = [Prediction(profile, plan, way, cluster, contention) for way in choices]
+        found[name] = min(predictions, key=lambda prediction: prediction.step_s)
+    return found
+
+
+def verdict(found: Mapping[str, Prediction]) -> str:
+    """What to do, in a sentence or two."""
+    plain = found["ddp"]
+    share = (plain.step_s - plain.profile.compute_s) / plain.step_s
+    best = min(found, key=lambda name: found[name].step_s)
+    exposed = f"Of a step of plain DDP, {1e3 * plain.step_s:,.0f} ms, communication is {100 * share:.0f} %."
+    if best == "ddp" or found[best].step_s > WORTH_IT * plain.step_s:
+        return f"{exposed} Do not compress: no method would make it shorter by more than {100 * (1 - WORTH_IT):.0f} %."
+    gain = plain.step_s / found[best].step_s
+    return f"{exposed} Use {best}: {1e3 * found[best].step_s:,.0f} ms, {gain:.1f} times as fast."
+
+
+def in_bits(bytes_per_s: float) -> str:
+    bits = 8 * bytes_per_s
+    for unit, name in ((1e9, "Gb/s"), (1e6, "Mb/s"), (1e3, "kb/s")):
+        if bits >= unit:
+            return f"{bits / unit:.3g} {name}"
+    return f"{bits:.3g} b/s"
+
+
+def _ranks(ranks: Sequence[int]) -> str:
+    return f"rank {ranks[0]}" if len(ranks) == 1 else f"ranks {', '.join(map(str, ranks))}"
+
+
+def described(found: Mapping[str, Prediction]) -> list[dict[str, Any]]:
+    """Predictions, for JSON, quickest first."""
+    return [
+        {
+            "method": name,
+            "step_s": one.step_s,
+            "exposed_s": one.timeline.exposed_s,
+            "bytes_sent": one.bytes_sent,
+            "bound": one.bound,
+            "exchange": one.sending.exchange if isinstance(one.sending, Coded) else "all-reduce",
+        }
+        for name, one in sorted(found.items(), key=lambda item: item[1].step_s)
+    ]

@@ -1,0 +1,125 @@
+"""The examination of a running cluster: places, speeds, wires and a model's step, put together on every rank."""
+
+from __future__ import annotations
+
+import datetime as dt
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch._C._distributed_c10d import PrefixStore
+from torch.distributed.rendezvous import rendezvous
+
+from terngrad.methods import Method
+from terngrad.perf.diagnosis import (
+    Finding,
+    cluster_of,
+    described,
+    odd_settings,
+    predict_all,
+    slow_hosts,
+    slow_links,
+    unreachable,
+    verdict,
+)
+from terngrad.perf.places import Place, find_place, tell_all
+from terngrad.perf.probes import Codec, Speeds, Wire, measure_codec, measure_speeds, measure_wires
+from terngrad.perf.profile import Profile
+from terngrad.perf.step import Prediction
+
+SHARED_CORE = 2.0  # contention, where the lane and backward have one core
+OWN_CORES = 1.2  # and where they have more, but the same memory
+
+
+@dataclass(frozen=True)
+class Examination:
+    """All that was found. `profile` and predictions are missing where ranks cannot reach each other."""
+
+    places: list[Place]
+    findings: list[Finding]
+    speeds: list[Speeds] = field(default_factory=list)
+    wires: list[Wire] = field(default_factory=list)
+    profile: Profile | None = None
+    codecs: Mapping[str, Codec] = field(default_factory=dict)
+    predictions: Mapping[str, Prediction] = field(default_factory=dict)
+    verdict: str = ""
+
+    def describe(self) -> dict[str, Any]:
+        """For JSON."""
+        return {
+            "places": [place.describe() for place in self.places],
+            "findings": [asdict(finding) for finding in self.findings],
+            "speeds": [asdict(speed) for speed in self.speeds],
+            "wires": [asdict(wire) for wire in self.wires],
+            "profile": self.profile.describe() if self.profile else None,
+            "codecs": {name: asdict(codec) for name, codec in self.codecs.items()},
+            "predictions": described(self.predictions),
+            "verdict": self.verdict,
+        }
+
+
+def examine(
+    rank: int,
+    world_size: int,
+    methods: Mapping[str, Method],
+    look: Callable[[], tuple[Profile, Tensor]],
+    timeout: dt.timedelta,
+) -> Examination:
+    """On all ranks, which all get the same; the profile is that of the slowest. Makes a process group of its own.
+
+    `look` gives the profile of a step of the model, and a piece of its gradient.
+    """
+    backend = "gloo"
+    place = find_place(rank, backend)
+    if world_size == 1:
+        return _alone(place, methods, look)
+    store = next(rendezvous("env://", timeout=timeout))[0]
+    places = tell_all(PrefixStore("doctor", store), place, world_size)
+    findings = unreachable(places)
+    if findings:
+        names = ", ".join(str(finding.ranks[0]) for finding in findings)
+        return Examination(places, findings, verdict=f"Rank {names} cannot be reached; training would wait for ever.")
+    dist.init_process_group(
+        backend, store=PrefixStore("group", store), rank=rank, world_size=world_size, timeout=timeout
+    )
+    try:
+        return _together(places, place, methods, look)
+    finally:
+        dist.destroy_process_group()
+
+
+def _alone(place: Place, methods: Mapping[str, Method], look: Callable[[], tuple[Profile, Tensor]]) -> Examination:
+    profile, sample = look()
+    codecs = {name: measure_codec(method, sample) for name, method in methods.items()}
+    text = (
+        "One rank: there is nothing to send. Start it on every rank, by torchrun or `terngrad lab`, to see its links."
+    )
+    return Examination([place], odd_settings([place]), [measure_speeds()], [], profile, codecs, verdict=text)
+
+
+def _together(
+    places: list[Place], place: Place, methods: Mapping[str, Method], look: Callable[[], tuple[Profile, Tensor]]
+) -> Examination:
+    world_size = len(places)
+    dist.barrier()
+    wires = measure_wires(place.rank, world_size, torch.device("cpu"))
+    dist.barrier()
+    profile, sample = look()
+    mine = measure_speeds(), profile, {name: measure_codec(method, sample) for name, method in methods.items()}
+    everyone: list[Any] = [None] * world_size
+    dist.all_gather_object(everyone, mine)
+    speeds = [found[0] for found in everyone]
+    slowest = max((found[1] for found in everyone), key=lambda found: found.compute_s)
+    codecs = max((found[2] for found in everyone), key=_seconds_of_a_million)
+    cluster = cluster_of(places, wires)
+    contention = SHARED_CORE if min(found.cores for found in places) < 2 else OWN_CORES
+    predictions = predict_all(slowest, cluster, {name: (methods[name], codecs[name]) for name in methods}, contention)
+    findings = [*odd_settings(places), *slow_hosts(places, speeds), *slow_links(places, wires)]
+    return Examination(places, findings, speeds, wires, slowest, codecs, predictions, verdict(predictions))
+
+
+def _seconds_of_a_million(codecs: Mapping[str, Codec]) -> float:
+    return sum(line(1e6) for codec in codecs.values() for line in (codec.encode, codec.decode, codec.add))

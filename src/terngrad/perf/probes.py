@@ -1,0 +1,264 @@
+"""What is measured, not computed: this machine's speeds, the wires between ranks, and a model's backward pass."""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from itertools import combinations
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+from terngrad.codecs import Segment
+from terngrad.methods import Coder, Method, ParameterInfo, describe, open_bucket
+from terngrad.perf.profile import Gradient, Profile
+from terngrad.perf.step import Line
+
+Clock = Callable[[], float]
+
+
+def median_seconds(action: Callable[[], Any], repeats: int, clock: Clock = time.perf_counter) -> float:
+    """Of one call, after one that does not count."""
+    action()
+    found = []
+    for _ in range(repeats):
+        start = clock()
+        action()
+        found.append(clock() - start)
+    return statistics.median(found)
+
+
+# This machine
+
+
+@dataclass(frozen=True)
+class Speeds:
+    """Of one rank."""
+
+    copy_bytes_per_s: float  # of memory
+    compute_s: float  # of a fixed amount of arithmetic
+
+
+def measure_speeds(num_bytes: int = 1 << 26, repeats: int = 5) -> Speeds:
+    source = torch.zeros(num_bytes, dtype=torch.uint8)
+    target = torch.empty_like(source)
+    matrix = torch.rand(384, 384)
+    return Speeds(
+        num_bytes / median_seconds(lambda: target.copy_(source), repeats),
+        median_seconds(lambda: matrix @ matrix @ matrix @ matrix, repeats),
+    )
+
+
+@dataclass(frozen=True)
+class Codec:
+    """What a method's messages take to make and to read, and how large they are."""
+
+    encode: Line  # a bucket
+    decode: Line  # one payload
+    add: Line  # one payload of a shard, into a sum
+    size_ratio: float  # to the size that the layout expects
+
+
+def measure_codec(
+    method: Method, sample: Tensor, sizes: tuple[int, int] = (1 << 16, 1 << 20), repeats: int = 3
+) -> Codec:
+    """Lines through two sizes of bucket, which `sample`, a piece of a real gradient, is repeated to fill."""
+    found = [_codec_seconds(method, sample, numel, repeats) for numel in sizes]
+    times = {name: _line(sizes, (found[0][0][name], found[1][0][name])) for name in found[0][0]}
+    return Codec(**times, size_ratio=found[1][1])
+
+
+def _line(sizes: tuple[int, int], seconds: tuple[float, float]) -> Line:
+    slope = max(0.0, (seconds[1] - seconds[0]) / (sizes[1] - sizes[0]))
+    return Line(max(0.0, seconds[0] - slope * sizes[0]), slope)
+
+
+def _codec_seconds(method: Method, sample: Tensor, numel: int, repeats: int) -> tuple[dict[str, float], float]:
+    """Of a bucket with one parameter, exchanged by two ranks; and the ratio of its size to that expected.
+
+    Over several steps, since a sparse method has to fill its residuals first.
+    """
+    world_size = 2
+    infos = [ParameterInfo("probe.weight", numel, False)]
+    segments = (Segment(0, 0, numel),)
+    gradient = sample.flatten().float().repeat(-(-numel // sample.numel()))[:numel]
+    spent: dict[str, list[float]] = {"encode": [], "decode": [], "add": []}
+    coders = [Coder(method, infos, rank, world_size, 0) for rank in range(world_size)]
+    ratio = 1.0
+    for step in range(repeats + 1):
+        for num_shards in (1, world_size):
+            frame = coders[0].frame(segments, torch.float32, False, num_shards)
+            codes = [open_bucket(coder, frame, gradient.clone(), 0, step) for coder in coders]
+            start = time.perf_counter()
+            messages = _encode(codes)
+            encoded = time.perf_counter()
+            if num_shards == 1:
+                _decode(codes[0], [row[0] for row in messages])
+                spent["decode"].append((time.perf_counter() - encoded) / world_size)
+                spent["encode"].append((encoded - start) / world_size)
+                ratio = messages[0][0].numel() / frame.expected.nbytes
+            else:
+                _add(codes[0], [row[0] for row in messages])
+                spent["add"].append((time.perf_counter() - encoded) / world_size)
+            for coder in coders:
+                coder.end_step()
+    return {name: statistics.median(times[1:]) for name, times in spent.items()}, ratio
+
+
+def _encode(codes: Sequence[Any]) -> list[list[Tensor]]:
+    """The messages of all ranks, by sender and shard."""
+    scaled = [code.scaled for code in codes if code.scaled is not None]
+    if scaled:
+        rows = torch.zeros(len(codes), scaled[0].frame.scalers_nbytes, dtype=torch.uint8)
+        for one, row in zip(scaled, rows, strict=True):
+            one.scalers_message(row)
+        for one in scaled:
+            one.take_scalers(rows)
+    return [_messages(code) for code in codes]
+
+
+def _messages(code: Any) -> list[Tensor]:
+    if code.varies:
+        return list(code.pack())
+    messages = torch.empty(code.frame.num_shards, code.frame.nbytes, dtype=torch.uint8)
+    code.encode(messages)
+    return list(messages)
+
+
+def _decode(code: Any, messages: list[Tensor]) -> None:
+    if code.varies:
+        code.unpack(messages)
+    else:
+        code.decode(torch.stack(messages))
+
+
+def _add(code: Any, messages: list[Tensor]) -> None:
+    if code.varies:
+        code.add(messages)
+    else:
+        code.sum_shard(torch.stack(messages), torch.empty(code.frame.sum_nbytes, dtype=torch.uint8))
+
+
+# Between ranks
+
+
+@dataclass(frozen=True)
+class Wire:
+    """From one rank to another."""
+
+    sender: int
+    receiver: int
+    latency_s: float  # half of there and back
+    bytes_per_s: float
+
+
+def pairs_of(world_size: int, most: int = 8) -> list[tuple[int, int]]:
+    """All pairs of few ranks; of many, neighbours on a ring, and the first with every other one."""
+    if world_size <= most:
+        return list(combinations(range(world_size), 2))
+    ring = {tuple(sorted((rank, (rank + 1) % world_size))) for rank in range(world_size)}
+    return sorted((a, b) for a, b in ring | {(0, rank) for rank in range(1, world_size)})
+
+
+def measure_wires(rank: int, world_size: int, device: torch.device, seconds: float = 0.4) -> list[Wire]:
+    """Of every pair, one after the other and in both directions; on all ranks, which all get the result."""
+    mine: list[Wire] = []
+    for pair in pairs_of(world_size):
+        for sender, receiver in (pair, pair[::-1]):
+            dist.barrier()
+            if rank in pair:
+                wire = _measure_wire(rank, sender, receiver, device, seconds)
+                if rank == sender:
+                    mine.append(wire)
+    everyone: list[list[Wire]] = [[] for _ in range(world_size)]
+    dist.all_gather_object(everyone, mine)
+    return sorted((wire for part in everyone for wire in part), key=lambda wire: (wire.sender, wire.receiver))
+
+
+def _measure_wire(rank: int, sender: int, receiver: int, device: torch.device, seconds: float) -> Wire:
+    other = receiver if rank == sender else sender
+    word = torch.zeros(1, dtype=torch.uint8, device=device)
+
+    def there_and_back() -> None:
+        for turn in (sender, receiver):
+            if rank == turn:
+                dist.send(word, other)
+            else:
+                dist.recv(word, other)
+
+    latency = median_seconds(there_and_back, 20) / 2
+    size = 1 << 18
+    while True:
+        message = torch.zeros(size, dtype=torch.uint8, device=device)
+        start = time.perf_counter()
+        if rank == sender:
+            dist.send(message, other)
+            dist.recv(word, other)  # it has arrived
+        else:
+            dist.recv(message, other)
+            dist.send(word, other)
+        passed = torch.tensor([time.perf_counter() - start], dtype=torch.float64, device=device)
+        # Both go by the sender's clock, so that both send and expect the same next.
+        if rank == sender:
+            dist.send(passed, other)
+        else:
+            dist.recv(passed, other)
+        took = max(float(passed) - latency, 1e-9)
+        if took > seconds / 2 or size >= 1 << 28:
+            return Wire(sender, receiver, latency, size / took)
+        size = min(1 << 28, max(2 * size, int(size * min(16.0, seconds / took))))
+
+
+# A model
+
+
+def sample_of(module: nn.Module, most: int = 1 << 18) -> Tensor:
+    """The gradient of the largest parameter, or the first of its elements."""
+    found = [p.grad.flatten() for p in module.parameters() if p.grad is not None and not p.grad.is_sparse]
+    return max(found, key=Tensor.numel, default=torch.zeros(1))[:most].clone()
+
+
+def measure_profile(
+    module: nn.Module,
+    loss_of: Callable[[], Tensor],
+    optimizer: torch.optim.Optimizer | None = None,
+    repeats: int = 5,
+    clock: Clock = time.perf_counter,
+) -> Profile:
+    """A step of a bare module: forward, when each gradient is ready in backward, and the update; medians."""
+    parameters = {name: p for name, p in module.named_parameters() if p.requires_grad}
+    ready: dict[str, list[float]] = {name: [] for name in parameters}
+    forward, update, start = [], [], [0.0]
+
+    def noting(moments: list[float]) -> Callable[[Tensor], None]:
+        return lambda _: moments.append(clock() - start[0])
+
+    hooks = [
+        parameter.register_post_accumulate_grad_hook(noting(ready[name]))  # type: ignore[no-untyped-call]
+        for name, parameter in parameters.items()
+    ]
+    try:
+        for _ in range(repeats + 1):
+            module.zero_grad(set_to_none=True)
+            begin = clock()
+            loss = loss_of()
+            start[0] = clock()
+            forward.append(start[0] - begin)
+            torch.autograd.backward(loss)
+            end = clock()
+            if optimizer is not None:
+                optimizer.step()
+            update.append(clock() - end)
+    finally:
+        for hook in hooks:
+            hook.remove()
+    infos = describe(parameters)
+    used = [info for info in infos if len(ready[info.name]) == repeats + 1]
+    gradients = sorted(
+        (Gradient(info, statistics.median(ready[info.name][1:])) for info in used), key=lambda found: found.ready_s
+    )
+    return Profile(statistics.median(forward[1:]), tuple(gradients), statistics.median(update[1:]))

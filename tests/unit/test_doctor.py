@@ -1,0 +1,203 @@
+"""The doctor's judgement, on clusters that are made up: what is wrong, whose fault it is, and what to do."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from itertools import count, permutations
+
+import pytest
+import torch
+from torch import nn
+
+import terngrad as tg
+from terngrad.methods import ParameterInfo
+from terngrad.perf import Cluster, Gradient, Line, Link, Profile
+from terngrad.perf.diagnosis import (
+    cluster_of,
+    default_plan,
+    in_bits,
+    odd_settings,
+    predict_all,
+    slow_hosts,
+    slow_links,
+    unreachable,
+    verdict,
+)
+from terngrad.perf.places import Place, find_place
+from terngrad.perf.probes import Codec, Speeds, Wire, measure_codec, measure_profile, pairs_of, sample_of
+
+FREE = Codec(Line(), Line(), Line(), 1.0)
+
+
+def place(rank: int, **changes: object) -> Place:
+    address = f"10.0.0.{rank + 1}"
+    mine = Place(rank, f"node{rank}", "eth0", address, {"lo": "127.0.0.1", "eth0": address}, cores=4, threads=2)
+    return replace(mine, **changes)  # type: ignore[arg-type]
+
+
+def wires(rates: dict[int, float], num_ranks: int = 3, usual: float = 1e8) -> list[Wire]:
+    """Between all ranks; what a rank in `rates` sends is that slow."""
+    return [Wire(a, b, 1e-4, rates.get(a, usual)) for a, b in permutations(range(num_ranks), 2)]
+
+
+# What is wrong
+
+
+def test_a_rank_on_the_loopback_of_another_host_is_named_with_the_interface_to_use() -> None:
+    (found,) = unreachable([place(0), place(1, interface="lo", address="127.0.0.1"), place(2)])
+    assert (found.ranks, found.fatal) == ((1,), True)
+    assert "rank 1 on node1 is reached by lo (127.0.0.1)" in found.text
+    assert "GLOO_SOCKET_IFNAME=eth0" in found.text
+
+
+def test_loopback_is_right_where_all_ranks_are_on_one_host() -> None:
+    interfaces = {"lo": "127.0.0.1", "eth0": "10.0.0.1"}
+    here = [place(r, host="one", interface="lo", address="127.0.0.1", interfaces=interfaces) for r in range(2)]
+    assert unreachable(here) == []
+    assert unreachable([place(0), place(1)]) == []
+
+
+def test_namespaces_that_share_a_name_are_told_apart_by_their_addresses() -> None:
+    ranks = [place(0, host="vm", interface="lo", address="127.0.0.1"), place(1, host="vm")]
+    assert [finding.ranks for finding in unreachable(ranks)] == [(0,)]
+
+
+def test_settings_that_hurt_are_named_with_their_ranks() -> None:
+    odd = {"TORCH_DISTRIBUTED_DEBUG": "DETAIL"}
+    found = odd_settings([place(0, settings=odd), place(1), place(2, settings=odd, threads=8)])
+    assert [(finding.what, finding.ranks) for finding in found] == [("setting", (0, 2)), ("threads", (2,))]
+    assert "ranks 0, 2" in found[0].text
+    assert "OMP_NUM_THREADS=4" in found[1].text
+    assert odd_settings([place(0)]) == []
+
+
+@pytest.mark.parametrize("slow", [Speeds(1e10, 0.02), Speeds(5e9, 0.01)])
+def test_a_slow_host_is_named(slow: Speeds) -> None:
+    usual = Speeds(1e10, 0.01)
+    (found,) = slow_hosts([place(rank) for rank in range(3)], [usual, slow, usual])
+    assert found.ranks == (1,)
+    assert "rank 1 on node1 (10.0.0.2) is 2.0 times slower" in found.text
+    assert slow_hosts([place(0), place(1)], [usual, Speeds(0.9e10, 0.0101)]) == []
+
+
+def test_a_slow_link_is_named_by_the_rank_that_has_it_and_not_by_those_it_slows_down() -> None:
+    places = [place(rank) for rank in range(3)]
+    (found,) = slow_links(places, wires({2: 1e7}))
+    assert found.ranks == (2,)
+    assert "sends at 80 Mb/s, most at 800 Mb/s" in found.text
+    received = [replace(wire, sender=wire.receiver, receiver=wire.sender) for wire in wires({2: 1e7})]
+    assert "receives at 80 Mb/s" in slow_links(places, received)[0].text
+    assert slow_links(places, wires({})) == []
+
+
+def test_of_two_ranks_it_cannot_be_told_whose_link_is_slow() -> None:
+    assert slow_links([place(0), place(1)], wires({0: 1e6}, num_ranks=2)) == []
+
+
+# What methods would take
+
+
+def profile_of(numel: int, seconds: float) -> Profile:
+    return Profile(0.0, (Gradient(ParameterInfo("weight", numel, False), seconds),), 0.0)
+
+
+def test_ranks_with_the_same_addresses_are_one_node() -> None:
+    near = {"eth0": "10.0.0.1"}
+    places = [place(0, interfaces=near), place(1, interfaces=near), place(2)]
+    found = cluster_of(places, [Wire(0, 1, 1e-6, 1e9), Wire(0, 2, 1e-4, 1e7), Wire(1, 2, 1e-4, 1e7)])
+    assert (found.num_nodes, found.devices) == (2, 2)
+    assert found.between == Link(1e-4, 1e7)
+    assert found.within == Link(1e-6, 1e9)
+
+
+def test_buckets_are_those_of_ddp() -> None:
+    gradients = tuple(Gradient(ParameterInfo(str(i), 1 << 20, False), 1.0 + i) for i in range(9))
+    assert default_plan(Profile(0.0, gradients, 0.0)) == (1, 7, 1)  # of 4 MB each: 1 MB, then 25 MB
+
+
+def test_on_a_slow_link_it_says_what_to_use_and_what_that_gains() -> None:
+    slow = Cluster(2, Link.of(1e8))
+    text = verdict(predict_all(profile_of(1 << 20, 0.01), slow, {"terngrad": (tg.TernGrad(), FREE)}, 1.0))
+    assert "communication is 97 %" in text
+    assert "Use terngrad: " in text
+    assert "times as fast" in text
+
+
+def test_on_a_fast_link_it_says_not_to_compress() -> None:
+    fast = Cluster(2, Link.of(1e11, 1e-6))
+    text = verdict(predict_all(profile_of(1 << 20, 1.0), fast, {"terngrad": (tg.TernGrad(), FREE)}, 1.0))
+    assert "Do not compress" in text
+
+
+def test_codes_without_a_shared_scaler_go_by_all_gather_alone() -> None:
+    method = tg.TernGrad(shared=False)
+    found = predict_all(profile_of(1 << 20, 0.1), Cluster(16, Link.of(1e8)), {"own": (method, FREE)}, 1.0)
+    assert getattr(found["own"].sending, "exchange", "") == "all-gather"
+
+
+def test_what_is_measured_of_the_size_of_messages_counts() -> None:
+    half = replace(FREE, size_ratio=0.5)
+    codecs = {"plain": (tg.TernGrad(), FREE), "half": (tg.TernGrad(codec="entropy"), half)}
+    found = predict_all(profile_of(1 << 20, 0.1), Cluster(2, Link.of(1e8)), codecs, 1.0)
+    assert found["half"].bytes_sent == pytest.approx(found["plain"].bytes_sent / 2, rel=0.01)
+
+
+@pytest.mark.parametrize(
+    ("rate", "text"), [(1.25e9, "10 Gb/s"), (1.19e7, "95.2 Mb/s"), (1e3, "8 kb/s"), (1.0, "8 b/s")]
+)
+def test_rates_are_told_in_bits(rate: float, text: str) -> None:
+    assert in_bits(rate) == text
+
+
+# Probes
+
+
+def test_few_ranks_are_all_paired_and_many_by_a_ring_and_the_first() -> None:
+    assert pairs_of(3) == [(0, 1), (0, 2), (1, 2)]
+    many = pairs_of(20)
+    assert len(many) == 20 - 2 + 19
+    assert {rank for pair in many for rank in pair} == set(range(20))
+    assert all(a < b for a, b in many)
+
+
+def ticks() -> Iterator[float]:
+    yield from map(float, count())
+
+
+def test_a_profile_has_gradients_in_the_order_of_backward() -> None:
+    net = nn.Sequential(nn.Linear(4, 5), nn.Linear(5, 2))
+    unused = nn.Parameter(torch.zeros(3))
+    net.register_parameter("unused", unused)
+    clock = ticks()
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.0)
+    found = measure_profile(net, lambda: net(torch.ones(3, 4)).sum(), optimizer, clock=lambda: next(clock))
+    names = [gradient.parameter.name for gradient in found.gradients]
+    assert {*names[:2]} == {"1.weight", "1.bias"}
+    assert {*names[2:]} == {"0.weight", "0.bias"}
+    assert [gradient.ready_s for gradient in found.gradients] == [1.0, 2.0, 3.0, 4.0]  # a tick each
+    assert (found.forward_s, found.update_s) == (1.0, 1.0)
+    assert sample_of(net).numel() == 20
+    assert unused.grad is None
+
+
+@pytest.mark.parametrize("spec", ["bf16", "terngrad", "terngrad:codec=entropy", "sdagc:values=sign", "dgc"])
+def test_codecs_are_measured_on_real_gradients(spec: str) -> None:
+    method = tg.from_spec(spec)
+    sample = torch.randn(1000, generator=torch.Generator().manual_seed(3)) ** 5  # heavy tails: few codes are not zero
+    found = measure_codec(method, sample, sizes=(1 << 12, 1 << 14), repeats=1)
+    assert all(line.fixed_s >= 0 and line.element_s >= 0 for line in (found.encode, found.decode, found.add))
+    assert found.encode(1e6) > 0
+    if spec.endswith("entropy"):
+        assert 0.1 < found.size_ratio < 0.6
+    elif spec in ("bf16", "terngrad"):
+        assert found.size_ratio == 1
+
+
+def test_a_place_says_where_this_process_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("GLOO_SOCKET_IFNAME", "lo")
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
+    found = find_place(3, "gloo")
+    assert (found.rank, found.interface, found.address, found.is_loopback) == (3, "lo", "127.0.0.1", True)
+    assert found.settings["OMP_NUM_THREADS"] == "1"
+    assert found.cores >= 1
