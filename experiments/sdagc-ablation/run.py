@@ -15,7 +15,7 @@ TASKS = {
 }
 PARTS = {
     "as it is": "",
-    "no accumulation": ",accumulation=no",
+    "no accumulation, no compensation": ",accumulation=no,compensation=none",
     "no compensation": ",compensation=none",
     "compensation by one buffer": ",compensation=sam",
     "sigma of the gradient": ",sigma_of=gradient",

@@ -188,7 +188,9 @@ def test_rates_are_those_of_tc(name: str, rate: int) -> None:
     assert parse_link("none").discipline() == []
 
 
-@pytest.mark.parametrize(("link", "largest"), [("100mbit", 12_800), ("1gbit", 65_536), ("none", 65_536)])
+@pytest.mark.parametrize(
+    ("link", "largest"), [("100mbit", 16_000), ("1gbit", 50_000), ("10gbit", 65_536), ("none", 65_536)]
+)
 def test_segments_pass_the_bucket_in_one_piece(possible: None, link: str, largest: int) -> None:
     with Lab(1, link) as made:
         assert f"gso_max_size {largest}" in output_of(made, 0, ["ip", "-d", "link", "show", "eth0"])

@@ -312,17 +312,33 @@ def test_doctor_takes_a_model_of_the_users_own(call: Call, tmp_path: Path, monke
         "    return net, torch.nn.functional.mse_loss, (torch.ones(4, 3), torch.zeros(4, 2))\n"
         "def wrong():\n"
         "    return 7\n"
+        "def frozen():\n"
+        "    return torch.nn.Identity(), torch.nn.functional.mse_loss, (torch.ones(1), torch.ones(1))\n"
+        "def alone():\n"
+        "    return torch.nn.Linear(3, 2), torch.nn.functional.mse_loss, torch.ones(4, 3)\n"
+        "def broken():\n"
+        "    return 1 / 0\n"
     )
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "path", [*sys.path])
     code, out, _ = call("doctor", "--model", "my_own_code:make", "--methods", "fp16", "--json")
     assert code == 0
     assert [one["parameter"]["numel"] for one in json.loads(out)["profile"]["gradients"]] == [2, 6]
-    for name, wrong in (("wrong", "gave int"), ("missing", "no attribute 'missing'")):
-        code, _, err = call("doctor", "--model", f"my_own_code:{name}")
-        assert code == Outcome.MISUSED
-        assert wrong in err
+    wrong = {
+        "my_own_code:wrong": "gave int",
+        "my_own_code:missing": "no attribute 'missing'",
+        "my_own_code:frozen": "no parameter of the model wants a gradient",
+        "my_own_code:alone": "the batch is Tensor",
+        "my_own_code": "pass MODULE:FUNCTION",
+    }
+    for name, text in wrong.items():
+        code, _, err = call("doctor", "--model", name)
+        assert (code, text in err) == (Outcome.MISUSED, True), name
+    code, _, err = call("doctor", "--model", "my_own_code:broken")
+    assert (code, "ZeroDivisionError" in err) == (Outcome.FAILED, True)  # the user's own error, as it is
     code, _, err = call("doctor", "--model", "no_such_code:make")
     assert (code, "No module named 'no_such_code'" in err) == (Outcome.MISUSED, True)
+    code, _, err = call("doctor", "--save", tmp_path / "no" / "such.json")
+    assert (code, "there is no folder" in err) == (Outcome.MISUSED, True)
     code, _, err = call("doctor", "imagenet")
     assert (code, "recipe 'imagenet'" in err) == (Outcome.MISUSED, True)

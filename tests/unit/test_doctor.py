@@ -32,7 +32,9 @@ FREE = Codec(Line(), Line(), Line(), 1.0)
 
 def place(rank: int, **changes: object) -> Place:
     address = f"10.0.0.{rank + 1}"
-    mine = Place(rank, f"node{rank}", "eth0", address, {"lo": "127.0.0.1", "eth0": address}, cores=4, threads=2)
+    mine = Place(
+        rank, f"node{rank}", "eth0", address, {"lo": "127.0.0.1", "eth0": address}, cores=(0, 1, 2, 3), threads=2
+    )
     return replace(mine, **changes)  # type: ignore[arg-type]
 
 
@@ -58,9 +60,24 @@ def test_loopback_is_right_where_all_ranks_are_on_one_host() -> None:
     assert unreachable([place(0), place(1)]) == []
 
 
+def test_addresses_that_hosts_share_do_not_make_them_one() -> None:
+    bridge = {"lo": "127.0.0.1", "docker0": "172.17.0.1"}
+    ranks = [place(0, interfaces={**bridge, "eth0": "10.0.0.1"})]
+    ranks.append(place(1, interfaces={**bridge, "eth0": "10.0.0.2"}, interface="", address="127.0.1.1"))
+    assert [finding.ranks for finding in unreachable(ranks)] == [(1,)]
+
+
+def test_an_interface_that_is_not_there_is_named_with_those_that_are() -> None:
+    (found,) = unreachable([place(0), place(1, interface="ens3", address="")])
+    assert found.fatal
+    assert "rank 1 on node1 has no interface ens3, only lo, eth0" in found.text
+
+
 def test_namespaces_that_share_a_name_are_told_apart_by_their_addresses() -> None:
     ranks = [place(0, host="vm", interface="lo", address="127.0.0.1"), place(1, host="vm")]
     assert [finding.ranks for finding in unreachable(ranks)] == [(0,)]
+    everyone = [replace(one, interface="lo", address="127.0.0.1") for one in ranks]
+    assert [finding.ranks for finding in unreachable(everyone)] == [(0,), (1,)]
 
 
 def test_settings_that_hurt_are_named_with_their_ranks() -> None:
@@ -70,6 +87,15 @@ def test_settings_that_hurt_are_named_with_their_ranks() -> None:
     assert "ranks 0, 2" in found[0].text
     assert "OMP_NUM_THREADS=4" in found[1].text
     assert odd_settings([place(0)]) == []
+
+
+def test_ranks_of_one_machine_share_its_cores() -> None:
+    ranks = [place(rank, host="one", threads=2) for rank in range(4)]
+    (found,) = odd_settings(ranks)
+    assert (found.what, found.ranks) == ("threads", (0, 1, 2, 3))
+    assert "2 threads each, and 1 cores; set OMP_NUM_THREADS=1" in found.text
+    pinned = [place(rank, host="one", cores=(rank,), threads=1) for rank in range(4)]
+    assert odd_settings(pinned) == []
 
 
 @pytest.mark.parametrize("slow", [Speeds(1e10, 0.02), Speeds(5e9, 0.01)])
@@ -91,6 +117,14 @@ def test_a_slow_link_is_named_by_the_rank_that_has_it_and_not_by_those_it_slows_
     assert slow_links(places, wires({})) == []
 
 
+def test_wires_within_a_node_do_not_hide_its_slow_link_nor_accuse_others() -> None:
+    near = [{"eth0": "10.0.0.1"}, {"eth0": "10.0.0.1"}, {"eth0": "10.0.0.3"}, {"eth0": "10.0.0.4"}]
+    places = [place(rank, interfaces=one) for rank, one in enumerate(near)]
+    quick = {(0, 1): 1e10, (1, 0): 1e10}
+    found = [Wire(a, b, 1e-5, quick.get((a, b), 1e6 if 3 in (a, b) else 1e8)) for a, b in permutations(range(4), 2)]
+    assert {finding.ranks for finding in slow_links(places, found)} == {(3,)}
+
+
 def test_of_two_ranks_it_cannot_be_told_whose_link_is_slow() -> None:
     assert slow_links([place(0), place(1)], wires({0: 1e6}, num_ranks=2)) == []
 
@@ -103,12 +137,15 @@ def profile_of(numel: int, seconds: float) -> Profile:
 
 
 def test_ranks_with_the_same_addresses_are_one_node() -> None:
-    near = {"eth0": "10.0.0.1"}
-    places = [place(0, interfaces=near), place(1, interfaces=near), place(2)]
-    found = cluster_of(places, [Wire(0, 1, 1e-6, 1e9), Wire(0, 2, 1e-4, 1e7), Wire(1, 2, 1e-4, 1e7)])
+    here, there = {"eth0": "10.0.0.1"}, {"eth0": "10.0.0.3"}
+    places = [place(rank, interfaces=here if rank < 2 else there) for rank in range(4)]
+    measured = [Wire(0, 1, 1e-6, 1e9), Wire(0, 2, 1e-4, 1e7), Wire(1, 2, 1e-4, 1e7)]
+    found = cluster_of(places, measured)
     assert (found.num_nodes, found.devices) == (2, 2)
     assert found.between == Link(1e-4, 1e7)
     assert found.within == Link(1e-6, 1e9)
+    uneven = cluster_of(places[:3], measured)
+    assert (uneven.num_workers, uneven.between) == (3, Link(1e-4, 1e7))
 
 
 def test_buckets_are_those_of_ddp() -> None:
@@ -197,7 +234,12 @@ def test_codecs_are_measured_on_real_gradients(spec: str) -> None:
 def test_a_place_says_where_this_process_is(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("GLOO_SOCKET_IFNAME", "lo")
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
-    found = find_place(3, "gloo")
+    found = find_place(3)
     assert (found.rank, found.interface, found.address, found.is_loopback) == (3, "lo", "127.0.0.1", True)
     assert found.settings["OMP_NUM_THREADS"] == "1"
-    assert found.cores >= 1
+    assert len(found.cores) >= 1
+    monkeypatch.setenv("GLOO_SOCKET_IFNAME", "nothing0")
+    assert (find_place(0).interface, find_place(0).address) == ("nothing0", "")
+    monkeypatch.delenv("GLOO_SOCKET_IFNAME")
+    monkeypatch.setattr("socket.gethostname", lambda: "no-such-host.invalid")
+    assert find_place(0).address == "127.0.0.1"

@@ -3,14 +3,25 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Iterator
 from itertools import accumulate
 
 import pytest
 
 from terngrad import ConfigurationError
-from terngrad.perf.grouping import Cost, Plan, all_plans, best_plan, capped_plan, finish, greedy_plan
+from terngrad.perf.grouping import Cost, Plan, best_plan, capped_plan, finish, greedy_plan
 
 NUM_INSTANCES = 1000
+
+
+def all_plans(count: int) -> Iterator[Plan]:
+    """Every plan for so many gradients: 2^(count - 1) of them."""
+    if count == 0:
+        yield ()
+        return
+    for first in range(1, count + 1):
+        for rest in all_plans(count - first):
+            yield (first, *rest)
 
 
 def instance(seed: int) -> tuple[list[float], Cost, float]:
@@ -33,7 +44,7 @@ def test_the_dynamic_programme_equals_brute_force() -> None:
         found = finish(greedy_plan(ready, cost, startup), ready, cost)
         assert found >= least
         worse.append(found / least)
-    # The greedy rule is no such thing: on a good part of the instances it is later, by up to half.
+    # The greedy rule is no such thing: on a good part of the instances it is later, by up to 23 %.
     assert sum(ratio > 1.0001 for ratio in worse) > NUM_INSTANCES // 10
     assert max(worse) < 2
 

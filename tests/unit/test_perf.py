@@ -11,7 +11,7 @@ import torch
 from terngrad import ConfigurationError, from_spec
 from terngrad.cli.model import parameters_of
 from terngrad.codecs import Segment
-from terngrad.exchange import EXCHANGES
+from terngrad.exchange import EXCHANGES, LENGTH_BYTES
 from terngrad.methods import Coder, ParameterInfo
 from terngrad.perf import (
     AllReduce,
@@ -65,6 +65,11 @@ def test_one_core_for_both_slows_both_down_while_both_compute() -> None:
 def test_the_round_of_scalers_waits_behind_the_codes_of_the_bucket_before() -> None:
     works = [Work(encode_s=0.0, send_s=1.0, decode_s=0.0), Work(encode_s=0.0, round_s=0.1, send_s=1.0, decode_s=0.0)]
     close(simulate([1.0, 1.0], works), end_s=1.0 + 1.0 + 0.1 + 1.0)
+
+
+def test_lengths_are_a_round_before_each_transfer() -> None:
+    work = Work(encode_s=0.1, lengths_s=0.05, send_s=0.2, add_s=0.3, sums_s=0.4, decode_s=0.5)
+    close(simulate([1.0], [work]), end_s=2.6, exchange_s=0.7)
 
 
 def test_sums_are_a_second_transfer() -> None:
@@ -138,7 +143,6 @@ def test_a_profile_comes_back_from_its_description() -> None:
     profile = profile_of(1.0, 2.0)
     assert Profile.read(json.loads(json.dumps(profile.describe()))) == profile
     assert (profile.compute_s, profile.numel) == (2.75, 2000)
-    assert profile.scaled(2.0).compute_s == 5.5
 
 
 @pytest.mark.parametrize("ready", [(), (2.0, 1.0), (-1.0,)])
@@ -152,6 +156,11 @@ def test_a_step_is_forward_and_backward_with_the_lane_and_the_update() -> None:
     assert found.step_s == pytest.approx(0.5 + 2.0 + 8.0 + 0.25)  # 8,000 bytes, of which each of two sends as many
     assert found.bytes_sent == pytest.approx(8000)
     assert found.bound == "bandwidth"
+
+
+def test_a_plan_of_other_gradients_is_refused() -> None:
+    with pytest.raises(ConfigurationError, match=r"plan \(1,\) for 2 gradients"):
+        Prediction(profile_of(1.0, 2.0), (1,), AllReduce(), Cluster(2, FAST))
 
 
 def test_what_bounds_a_step_is_what_it_would_gain_most_without() -> None:
@@ -172,7 +181,8 @@ def test_bytes_are_those_of_the_messages(spec: str, exchange: str, count: int) -
     way = EXCHANGES[exchange]
     segments = (Segment(0, 0, 5000), Segment(1, 5000, 5000))
     frame = Coder(from_spec(spec), infos, 0, count, 0).frame(segments, torch.float32, False, way.num_shards(count))
-    assert found.bytes_sent == way.bytes_sent(frame.expected, count) + (count - 1) * frame.scalers_nbytes
+    rounds = way.num_rounds * LENGTH_BYTES if spec in ("sdagc", "terngrad:codec=entropy") else 0
+    assert found.bytes_sent == way.bytes_sent(frame.expected, count) + (count - 1) * (frame.scalers_nbytes + rounds)
 
 
 def test_all_payloads_are_decoded_in_all_gather_and_one_sum_in_two_shot() -> None:

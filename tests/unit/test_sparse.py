@@ -412,6 +412,26 @@ def test_without_accumulation_a_void_step_leaves_nothing_behind() -> None:
     assert not held(ranks, 0).any()
 
 
-def test_sam_cannot_be_had_without_accumulation() -> None:
-    with pytest.raises(ConfigurationError, match=r"SDAGC\(accumulation=False\): accumulation must be True with .*sam"):
-        SDAGC(accumulation=False, compensation="sam")
+@pytest.mark.parametrize("compensation", ["masking", "sam"])
+def test_momentum_cannot_be_compensated_without_accumulation(compensation: str) -> None:
+    with pytest.raises(ConfigurationError, match=r"SDAGC\(accumulation=False\): accumulation must be True unless"):
+        SDAGC(accumulation=False, compensation=compensation)
+
+
+@pytest.mark.parametrize("void", [False, True])
+def test_what_was_held_back_is_sent_before_a_method_that_would_drop_it(void: bool) -> None:
+    ranks = start(replace(PLAIN, values="fp32"), 2)
+    ranks.reduce(gradients_of(ranks))
+    kept = [held(ranks, rank) for rank in range(2)]
+    for coder in ranks.coders:
+        coder.set_method(replace(PLAIN, values="fp32", accumulation=False))
+    gradients = gradients_of(ranks, seed=1)
+    expected = torch.stack([gradient + own for gradient, own in zip(gradients, kept, strict=True)]).mean(dim=0)
+    if void:
+        broken = [gradient.clone() for gradient in gradients]
+        broken[1][7] = torch.nan
+        assert not ranks.reduce(broken, 1, 1)[0].isfinite().all()
+        assert held(ranks, 0).any()
+        return
+    torch.testing.assert_close(ranks.reduce(gradients, 1, 1)[0], expected)
+    assert not held(ranks, 0).any()

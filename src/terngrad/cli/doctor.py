@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import datetime as dt
 import importlib
 import json as json_format
 import os
 import sys
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated
 
@@ -23,10 +23,9 @@ from terngrad.perf.diagnosis import described, in_bits
 from terngrad.perf.doctor import Examination, examine
 from terngrad.perf.probes import measure_profile, sample_of
 from terngrad.recipes import RECIPES
-from terngrad.train import Outcome, split_methods
+from terngrad.train import Outcome, make_optimizer, split_methods
 
 DEFAULT_METHODS = "bf16,terngrad,terngrad:codec=entropy,sdagc:values=sign"
-TIMEOUT_S = 60
 
 
 def doctor(
@@ -40,6 +39,7 @@ def doctor(
         ),
     ] = None,
     methods: Annotated[str, typer.Option(help="What to consider.")] = DEFAULT_METHODS,
+    batch: options.Batch = None,
     data: options.Data = None,
     save: Annotated[Path | None, typer.Option(metavar="FILE", help="Keep what was measured, as JSON.")] = None,
     json: options.Json = False,
@@ -50,14 +50,15 @@ def doctor(
     at this machine and the model. It takes about a minute.
     """
     rank, world_size = int(os.environ.get("RANK", "0")), int(os.environ.get("WORLD_SIZE", "1"))
+    if save is not None and not save.absolute().parent.is_dir():
+        raise ConfigurationError(f"--save {str(save)!r}: there is no folder {save.absolute().parent}; make it first")
     specs = split_methods(methods)
-    module, loss_of, optimizer = _own_model(model) if model else _recipe(recipe, data, rank, world_size)
+    module, loss_of, optimizer = _own_model(model) if model else _recipe(recipe, data, batch, rank, world_size)
     found = examine(
         rank,
         world_size,
         {spec: tg.from_spec(spec) for spec in specs},
         lambda: (measure_profile(module, loss_of, optimizer), sample_of(module)),
-        dt.timedelta(seconds=TIMEOUT_S),
     )
     if rank == 0:
         if save is not None:
@@ -67,12 +68,11 @@ def doctor(
         else:
             _print(found)
     if any(finding.fatal for finding in found.findings):
-        sys.stdout.flush()
-        os._exit(Outcome.FAILED)  # others may be waiting for a connection that will never come
+        raise typer.Exit(Outcome.FAILED)
 
 
 def _recipe(
-    name: str, data: Path | None, rank: int, world_size: int
+    name: str, data: Path | None, batch: int | None, rank: int, world_size: int
 ) -> tuple[nn.Module, Callable[[], Tensor], torch.optim.Optimizer | None]:
     if name not in RECIPES:
         raise ConfigurationError(f"recipe {name!r}: there is {', '.join(RECIPES)}; pass one of these")
@@ -80,28 +80,35 @@ def _recipe(
     task = recipe.load(data)
     torch.manual_seed(0)
     module = recipe.make_model(task)
-    size = recipe.batch // world_size * world_size or world_size
-    inputs, targets = task.batch(0, 0, rank, world_size, size)
-    optimizer = torch.optim.SGD(module.parameters(), lr=0.0, momentum=recipe.optimizer.momentum)
+    # The recipe's own is made to fit the number of ranks; one that was asked for must do so.
+    fitting = recipe.batch // world_size * world_size or world_size
+    inputs, targets = task.batch(0, 0, rank, world_size, fitting if batch is None else batch)
+    optimizer = make_optimizer(list(module.parameters()), replace(recipe.optimizer, lr=0.0))
     return module, lambda: task.loss(module(inputs), targets), optimizer
 
 
 def _own_model(name: str) -> tuple[nn.Module, Callable[[], Tensor], torch.optim.Optimizer | None]:
-    module_name, _, function_name = name.partition(":")
+    module_name, colon, function_name = name.partition(":")
+    if not (module_name and colon and function_name):
+        raise ConfigurationError(f"--model {name!r}: pass MODULE:FUNCTION, such as my_code:make")
     sys.path.insert(0, str(Path.cwd()))
     try:
-        made = getattr(importlib.import_module(module_name), function_name or "?")()
+        function = getattr(importlib.import_module(module_name), function_name)
     except (ImportError, AttributeError) as error:
-        raise ConfigurationError(
-            f"--model {name!r}: {error}; pass MODULE:FUNCTION, where MODULE can be imported from here"
-        ) from error
-    try:
-        module, loss, (inputs, targets) = made
-    except (TypeError, ValueError) as error:
-        raise ConfigurationError(
-            f"--model {name!r}: it must return a model, a loss of outputs and targets, and a batch of inputs and "
-            f"targets, but gave {type(made).__name__}"
-        ) from error
+        raise ConfigurationError(f"--model {name!r}: {error}; MODULE must be one that can be imported here") from error
+    made = function()
+    wanted = "it must return a model, a loss of outputs and targets, and a batch, a pair of inputs and targets"
+    if not isinstance(made, (tuple, list)) or len(made) != 3:
+        raise ConfigurationError(f"--model {name!r}: {wanted}, but gave {type(made).__name__}")
+    module, loss, batch = made
+    if not isinstance(module, nn.Module) or not callable(loss):
+        kinds = f"{type(module).__name__} and {type(loss).__name__}"
+        raise ConfigurationError(f"--model {name!r}: {wanted}, but model and loss are {kinds}")
+    if not isinstance(batch, (tuple, list)) or len(batch) != 2:
+        raise ConfigurationError(f"--model {name!r}: {wanted}, but the batch is {type(batch).__name__}")
+    if not any(parameter.requires_grad for parameter in module.parameters()):
+        raise ConfigurationError(f"--model {name!r}: {wanted}, but no parameter of the model wants a gradient")
+    inputs, targets = batch
     return module, lambda: loss(module(inputs), targets), None
 
 
@@ -126,7 +133,7 @@ def _lines(found: Examination) -> Sequence[str]:
     lines = []
     for place in found.places:
         where = f"{place.interface} {place.address}" if place.address else "no address"
-        lines.append(f"rank {place.rank}: {place.host}, {where}, {place.cores} cores, {place.threads} threads")
+        lines.append(f"rank {place.rank}: {place.host}, {where}, {len(place.cores)} cores, {place.threads} threads")
     lines += [
         f"  copies {speed.copy_bytes_per_s / 1e9:.1f} GB/s, arithmetic {1e3 * speed.compute_s:.2f} ms (rank {rank})"
         for rank, speed in enumerate(found.speeds)

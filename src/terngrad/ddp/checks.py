@@ -12,7 +12,7 @@ from torch import nn
 from terngrad.codecs import DENSE_TYPES
 from terngrad.errors import ConfigurationError
 from terngrad.exchange import EXCHANGES, AllGather, Exchange, Sizes, predicted_seconds
-from terngrad.methods import Dense, Method, TernGrad
+from terngrad.methods import Dense, Method
 
 
 def exchanges_for(exchange: str) -> list[Exchange]:
@@ -30,7 +30,7 @@ def cheapest(exchanges: Sequence[Exchange], method: Method, sizes: Callable[[int
     """The exchange for a bucket, the same on all ranks: of those that can carry the method, the one predicted to be
     quickest. `sizes` tells them for a number of shards.
     """
-    if isinstance(method, TernGrad) and not method.shared:
+    if not method.has_sums:
         return EXCHANGES[AllGather.name]
     return min(
         exchanges,
@@ -40,7 +40,7 @@ def cheapest(exchanges: Sequence[Exchange], method: Method, sizes: Callable[[int
 
 def check_exchange(exchange: str, method: Method) -> None:
     """Raises unless the exchange can carry the method."""
-    if isinstance(method, TernGrad) and not method.shared and exchange not in ("auto", AllGather.name):
+    if not method.has_sums and exchange not in ("auto", AllGather.name):
         raise ConfigurationError(
             f"exchange={exchange!r} with TernGrad(shared=False): sums of codes with different scalers are no integers; "
             "pass shared=True, or exchange='all-gather'"

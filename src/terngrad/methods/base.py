@@ -41,6 +41,11 @@ class Method(ABC):
     def spec(self) -> str:
         """The text that `from_spec` turns into an equal method."""
 
+    @property
+    def has_sums(self) -> bool:
+        """Whether codes can be added up on their way; if not, everyone has to get everyone's."""
+        return True
+
     @abstractmethod
     def sends_dense(self, parameter: ParameterInfo) -> bool:
         """Whether this parameter is never compressed."""

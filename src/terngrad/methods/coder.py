@@ -75,6 +75,8 @@ class Coder:
         """Changes the method between two steps. Residuals stay, and are sent by the first step that keeps none."""
         self.method = method
         self._frames.clear()
+        if isinstance(method, Sparse) and not method.accumulation and self.residuals:
+            self.draining = True  # what is held back is sent first, as this method would drop it
 
     def frame(self, segments: tuple[Segment, ...], dtype: torch.dtype, all_dense: bool, num_shards: int) -> AnyFrame:
         """The layout of a bucket's messages; made once for each bucket and kind of step."""

@@ -51,10 +51,8 @@ class Sparse(Method):
         self._require("values", self.values in SPARSE_VALUES, f"be one of {', '.join(SPARSE_VALUES)}")
         kinds = (MASKING, SAM, NONE)
         self._require("compensation", self.compensation in kinds, f"be one of {', '.join(kinds)}")
-        keeps = self.accumulation or self.compensation != SAM
-        self._require(
-            "accumulation", keeps, "be True with compensation='sam', whose one buffer is both velocity and residual"
-        )
+        keeps = self.accumulation or self.compensation == NONE
+        self._require("accumulation", keeps, "be True unless compensation='none': velocities keep what was not sent")
         object.__setattr__(self, "clip_norm", float(self.clip_norm))  # so that 3 and 3.0 have one spec
         self._require("clip_norm", 0 <= self.clip_norm < math.inf, "be >= 0; pass 0 to turn clipping off")
         object.__setattr__(self, "revision", float(self.revision))

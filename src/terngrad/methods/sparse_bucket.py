@@ -85,7 +85,7 @@ class SparseBucket:
             dense = [self.buffer[span.source : span.source + span.numel] for span in shard.dense]
             header = partial(self.envelope.codes, self.coder.rank, number)
             messages.append(whole_message(frame, shard, body, dense, header, self.buffer.device))
-        if frame.sparse and not self._method.accumulation:
+        if frame.sparse and not self._method.accumulation and not frame.whole:
             self._forget()
             self.coder.undo.append(self._forget)
         elif frame.sparse and frame.values != "fp32":

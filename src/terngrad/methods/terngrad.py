@@ -68,6 +68,10 @@ class TernGrad(Method):
         return spec_of(self, "terngrad")
 
     @property
+    def has_sums(self) -> bool:
+        return self.shared
+
+    @property
     def code(self) -> Code:
         return CODES[self.codec]
 

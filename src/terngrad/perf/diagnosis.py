@@ -7,14 +7,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from terngrad.exchange import EXCHANGES
-from terngrad.methods import Method, TernGrad
+from terngrad.methods import Method
 from terngrad.perf.grouping import capped_plan
 from terngrad.perf.network import HERE, Cluster, Link
 from terngrad.perf.places import Place
 from terngrad.perf.probes import Codec, Speeds, Wire
 from terngrad.perf.profile import Profile
-from terngrad.perf.step import AllReduce, Coded, Prediction
+from terngrad.perf.step import AllReduce, Coded, Prediction, exchanges_for
 
 SLOW_HOST = 1.3  # times the median rank: as slow as that it holds all others up
 SLOW_LINK = 0.5  # of the median rank's rate
@@ -46,29 +45,22 @@ class Finding:
 
 def unreachable(places: Sequence[Place]) -> list[Finding]:
     """Ranks that others cannot reach: there is no use in trying to connect."""
-    if len({place.host for place in places}) == 1 and all(place.is_loopback for place in places):
-        return []
     found = []
     for place in places:
         others = [name for name, address in place.interfaces.items() if not address.startswith("127.")]
-        if place.is_loopback and _is_apart(place, places) and others:
-            found.append(
-                Finding(
-                    "interface",
-                    f"rank {place.rank} on {place.host} is reached by {place.interface or 'loopback'} "
-                    f"({place.address}), which no other host can; set GLOO_SOCKET_IFNAME={others[0]} there "
-                    "(NCCL_SOCKET_IFNAME for NCCL)",
-                    (place.rank,),
-                    fatal=True,
-                )
+        there = f"rank {place.rank} on {place.host}"
+        if not place.address:
+            names = ", ".join(place.interfaces)
+            text = f"{there} has no interface {place.interface}, only {names}; set GLOO_SOCKET_IFNAME to one of these"
+            found.append(Finding("interface", text, (place.rank,), fatal=True))
+        elif place.is_loopback and any(other.node != place.node for other in places):
+            name = others[0] if others else "NAME, once it has an interface that others reach"
+            text = (
+                f"{there} is reached by {place.interface or 'loopback'} ({place.address}), which no other host can; "
+                f"set GLOO_SOCKET_IFNAME={name} there"
             )
+            found.append(Finding("interface", text, (place.rank,), fatal=True))
     return found
-
-
-def _is_apart(place: Place, places: Sequence[Place]) -> bool:
-    """Whether there are ranks with other addresses: namespaces of one machine share its name."""
-    mine = {address for address in place.interfaces.values() if not address.startswith("127.")}
-    return any(not mine & set(other.interfaces.values()) for other in places if other.rank != place.rank)
 
 
 def odd_settings(places: Sequence[Place]) -> list[Finding]:
@@ -77,13 +69,20 @@ def odd_settings(places: Sequence[Place]) -> list[Finding]:
         ranks = tuple(place.rank for place in places if place.settings.get(name, "").upper() == value)
         if ranks:
             found.append(Finding("setting", f"{name}={value} on {_ranks(ranks)}: {why}; unset it", ranks))
-    crowded = [place.rank for place in places if place.threads > place.cores]
+    crowded = [place.rank for place in places if place.threads > cores_for(place, places)]
     if crowded:
         first = places[crowded[0]]
-        few = f"set OMP_NUM_THREADS={first.cores} or less"
-        text = f"{_ranks(crowded)}: {first.threads} threads on {first.cores} cores; {few}"
+        own = cores_for(first, places)
+        few = f"set OMP_NUM_THREADS={max(1, int(own))} or less"
+        text = f"{_ranks(crowded)}: {first.threads} threads each, and {own:.3g} cores; {few}"
         found.append(Finding("threads", text, tuple(crowded)))
     return found
+
+
+def cores_for(place: Place, places: Sequence[Place]) -> float:
+    """A rank's share of the cores that it may use, with others of the same machine."""
+    sharing = [other for other in places if other.host == place.host and set(other.cores) & set(place.cores)]
+    return len(place.cores) / max(1, len(sharing))
 
 
 def slow_hosts(places: Sequence[Place], speeds: Sequence[Speeds]) -> list[Finding]:
@@ -104,6 +103,9 @@ def slow_hosts(places: Sequence[Place], speeds: Sequence[Speeds]) -> list[Findin
 
 def slow_links(places: Sequence[Place], wires: Sequence[Wire]) -> list[Finding]:
     """Ranks that send, or receive, much slower than most even where they are quickest."""
+    if len({place.node for place in places}) > 1:  # then those within a node say nothing about links
+        nodes = {place.rank: place.node for place in places}
+        wires = [wire for wire in wires if nodes[wire.sender] != nodes[wire.receiver]]
     if len(places) < 3:  # whose link it is cannot be told
         return []
     found = []
@@ -130,15 +132,16 @@ def slow_links(places: Sequence[Place], wires: Sequence[Wire]) -> list[Finding]:
 
 
 def cluster_of(places: Sequence[Place], wires: Sequence[Wire]) -> Cluster:
-    """As alpha and beta: medians over the wires between hosts, and within."""
-    nodes: dict[tuple[str, ...], list[int]] = {}
-    for place in places:
-        nodes.setdefault(tuple(sorted(place.interfaces.values())), []).append(place.rank)
-    home = {rank: key for key, ranks in nodes.items() for rank in ranks}
+    """As alpha and beta: medians over the wires between hosts, and within. Unequal hosts count as one for each rank."""
+    nodes = [place.node for place in places]
+    home = dict(enumerate(nodes))
     near = [wire for wire in wires if home[wire.sender] == home[wire.receiver]]
     far = [wire for wire in wires if home[wire.sender] != home[wire.receiver]]
-    devices = max(len(ranks) for ranks in nodes.values())
-    return Cluster(len(nodes), _link(far or near), devices, _link(near))
+    devices = {nodes.count(node) for node in nodes}
+    if len(devices) > 1:
+        return Cluster(len(places), _link(far))
+    (each,) = devices
+    return Cluster(len(places) // each, _link(far or near), each, _link(near))
 
 
 def _link(wires: Sequence[Wire]) -> Link:
@@ -165,12 +168,8 @@ def predict_all(
     plan = default_plan(profile)
     ways: dict[str, list[AllReduce | Coded]] = {"ddp": [AllReduce()], "ddp-fp16": [AllReduce("fp16", 2)]}
     for name, (method, codec) in codecs.items():
-        summable = not isinstance(method, TernGrad) or method.shared
-        ways[name] = [
-            Coded(method, way, codec.encode, codec.decode, codec.add, codec.size_ratio)
-            for way in EXCHANGES
-            if summable or way == "all-gather"
-        ]
+        times = (codec.encode, codec.decode, codec.add, codec.size_ratio, codec.sum_ratio)
+        ways[name] = [Coded(method, way, *times) for way in exchanges_for(method)]
     found = {}
     for name, choices in ways.items():
         predictions = [Prediction(profile, plan, way, cluster, contention) for way in choices]

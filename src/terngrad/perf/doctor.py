@@ -10,13 +10,15 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import Tensor
-from torch._C._distributed_c10d import PrefixStore
+from torch.distributed import PrefixStore  # type: ignore[attr-defined]
 from torch.distributed.rendezvous import rendezvous
 
+from terngrad.errors import ConfigurationError, ExchangeError
 from terngrad.methods import Method
 from terngrad.perf.diagnosis import (
     Finding,
     cluster_of,
+    cores_for,
     described,
     odd_settings,
     predict_all,
@@ -30,6 +32,8 @@ from terngrad.perf.probes import Codec, Speeds, Wire, measure_codec, measure_spe
 from terngrad.perf.profile import Profile
 from terngrad.perf.step import Prediction
 
+MEETING = dt.timedelta(minutes=3)  # for all ranks to start
+PATIENCE = dt.timedelta(minutes=30)  # for the slowest: to find it is what this is for
 SHARED_CORE = 2.0  # contention, where the lane and backward have one core
 OWN_CORES = 1.2  # and where they have more, but the same memory
 
@@ -66,29 +70,37 @@ def examine(
     world_size: int,
     methods: Mapping[str, Method],
     look: Callable[[], tuple[Profile, Tensor]],
-    timeout: dt.timedelta,
 ) -> Examination:
     """On all ranks, which all get the same; the profile is that of the slowest. Makes a process group of its own.
 
     `look` gives the profile of a step of the model, and a piece of its gradient.
     """
-    backend = "gloo"
-    place = find_place(rank, backend)
+    place = find_place(rank)
     if world_size == 1:
         return _alone(place, methods, look)
-    store = next(rendezvous("env://", timeout=timeout))[0]
+    store = _meet()
     places = tell_all(PrefixStore("doctor", store), place, world_size)
     findings = unreachable(places)
     if findings:
         names = ", ".join(str(finding.ranks[0]) for finding in findings)
         return Examination(places, findings, verdict=f"Rank {names} cannot be reached; training would wait for ever.")
     dist.init_process_group(
-        backend, store=PrefixStore("group", store), rank=rank, world_size=world_size, timeout=timeout
+        "gloo", store=PrefixStore("group", store), rank=rank, world_size=world_size, timeout=PATIENCE
     )
     try:
         return _together(places, place, methods, look)
     finally:
         dist.destroy_process_group()
+
+
+def _meet() -> Any:
+    """The store in which all ranks meet."""
+    try:
+        return next(rendezvous("env://", timeout=MEETING))[0]
+    except ValueError as error:  # what the environment lacks
+        raise ConfigurationError(f"{error}; start every rank by torchrun, or by `terngrad lab`") from error
+    except RuntimeError as error:
+        raise ExchangeError(f"ranks did not meet within {MEETING.total_seconds():.0f} s: {error}") from error
 
 
 def _alone(place: Place, methods: Mapping[str, Method], look: Callable[[], tuple[Profile, Tensor]]) -> Examination:
@@ -108,6 +120,7 @@ def _together(
     wires = measure_wires(place.rank, world_size, torch.device("cpu"))
     dist.barrier()
     profile, sample = look()
+    dist.barrier()  # those who share a machine compute at the same time
     mine = measure_speeds(), profile, {name: measure_codec(method, sample) for name, method in methods.items()}
     everyone: list[Any] = [None] * world_size
     dist.all_gather_object(everyone, mine)
@@ -115,7 +128,7 @@ def _together(
     slowest = max((found[1] for found in everyone), key=lambda found: found.compute_s)
     codecs = max((found[2] for found in everyone), key=_seconds_of_a_million)
     cluster = cluster_of(places, wires)
-    contention = SHARED_CORE if min(found.cores for found in places) < 2 else OWN_CORES
+    contention = SHARED_CORE if min(cores_for(found, places) for found in places) < 2 else OWN_CORES
     predictions = predict_all(slowest, cluster, {name: (methods[name], codecs[name]) for name in methods}, contention)
     findings = [*odd_settings(places), *slow_hosts(places, speeds), *slow_links(places, wires)]
     return Examination(places, findings, speeds, wires, slowest, codecs, predictions, verdict(predictions))

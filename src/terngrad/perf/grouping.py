@@ -20,7 +20,7 @@ Plan = tuple[int, ...]
 
 def finish(plan: Sequence[int], ready: Sequence[float], cost: Cost) -> float:
     """When the last group of a plan has arrived."""
-    _check(plan, ready)
+    check_plan(plan, len(ready))
     now = 0.0
     for first, last in _bounds(plan):
         now = max(now, ready[last - 1]) + cost(first, last)
@@ -79,16 +79,6 @@ def capped_plan(sizes: Sequence[int], cap: int, first_cap: int) -> Plan:
     return (*plan, count) if count else tuple(plan)
 
 
-def all_plans(count: int) -> Iterator[Plan]:
-    """Every plan for so many gradients: 2^(count - 1) of them."""
-    if count == 0:
-        yield ()
-        return
-    for first in range(1, count + 1):
-        for rest in all_plans(count - first):
-            yield (first, *rest)
-
-
 def _bounds(plan: Sequence[int]) -> Iterator[tuple[int, int]]:
     first = 0
     for size in plan:
@@ -96,9 +86,9 @@ def _bounds(plan: Sequence[int]) -> Iterator[tuple[int, int]]:
         first += size
 
 
-def _check(plan: Sequence[int], ready: Sequence[float]) -> None:
-    if sum(plan) != len(ready) or any(size < 1 for size in plan):
+def check_plan(plan: Sequence[int], count: int) -> None:
+    """Raises unless it is a plan for so many gradients."""
+    if sum(plan) != count or any(size < 1 for size in plan):
         raise ConfigurationError(
-            f"plan {tuple(plan)} for {len(ready)} gradients: groups must have one gradient or more, and all together "
-            f"{len(ready)}"
+            f"plan {tuple(plan)} for {count} gradients: groups must have one gradient or more, and all together {count}"
         )

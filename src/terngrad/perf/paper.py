@@ -4,10 +4,10 @@ The paper (Wen et al., NeurIPS 2017, section 6) models how many images a second 
 node, in two clusters: GTX 1080 with a PCI switch and 1 Gb/s Ethernet, and P100 with NVLink and 100 Gb/s InfiniBand. It
 gives the curves, and neither the formulas nor the constants. Here everything but its points is ours.
 
-What is taken from the published points, and only from these: the time of a step on one GPU, in fp32 and with TernGrad,
-whose difference is the codec; and of fp32 alone the time to average over two nodes, which gives the rate between them,
-and over Ethernet its growth from 8 to 128 nodes, which gives the latency. All other points are predictions. Nothing
-overlaps with backward: the points of fp32 leave no room for that.
+What is taken from the published points: whether nodes average by a ring or by a tree, by what fits fp32 better; the
+time of a step on one GPU, in fp32 and with TernGrad, whose difference is the codec; and of fp32 alone the time to
+average over two nodes, which gives the rate between them, and over Ethernet its growth from 8 to 128 nodes, which gives
+the latency. All other points are predictions. Nothing overlaps with backward: the points of fp32 leave no room for that.
 """
 
 from __future__ import annotations
@@ -17,11 +17,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from terngrad.errors import ConfigurationError
-from terngrad.exchange import EXCHANGES
 from terngrad.methods import ParameterInfo, TernGrad, from_spec
 from terngrad.perf.network import Cluster, Link
 from terngrad.perf.profile import Gradient, Profile
-from terngrad.perf.step import AllReduce, Coded, Line, Prediction, Sending
+from terngrad.perf.step import AllReduce, Coded, Line, Prediction, Sending, exchanges_for
 
 GPUS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512)
 GPUS_OF_A_NODE = 4
@@ -117,7 +116,8 @@ def _ways(method: str, there_and_back: Line, each: Line, tree: bool) -> list[Sen
     if method == "terngrad-paper":
         paper = TernGrad.paper(codec="two-bit")
         return [AllReduce(method, method=paper, cast=there_and_back, by_nodes=True, tree=tree)]
-    return [Coded(from_spec(method), name, encode=each, decode=each, add=each) for name in EXCHANGES]
+    own = from_spec(method)
+    return [Coded(own, name, encode=each, decode=each, add=each) for name in exchanges_for(own)]
 
 
 def _rate(cluster: str, net: str, num_bytes: int) -> float:

@@ -11,11 +11,14 @@ import json
 import os
 import socket
 import struct
+import sys
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any, Protocol
 
 import torch
+
+from terngrad.errors import ExchangeError
 
 _SIOCGIFADDR = 0x8915  # of Linux: the address of an interface
 _LOOPBACK = "127."
@@ -39,9 +42,9 @@ class Place:
     rank: int
     host: str
     interface: str  # that others reach it by; "" if that cannot be told
-    address: str
+    address: str  # "" if there is no such interface
     interfaces: Mapping[str, str]  # all that have an address, loopback included
-    cores: int  # that this process may use
+    cores: tuple[int, ...]  # that this process may use
     threads: int  # of torch
     settings: Mapping[str, str] = field(default_factory=dict)  # of the environment, that matter here
 
@@ -49,24 +52,27 @@ class Place:
     def is_loopback(self) -> bool:
         return self.address.startswith(_LOOPBACK)
 
+    @property
+    def node(self) -> tuple[str, ...]:
+        """The same for ranks of one host, or of one namespace of it: all addresses. Some of them hosts may share."""
+        return tuple(sorted(address for address in self.interfaces.values() if not address.startswith(_LOOPBACK)))
+
     def describe(self) -> dict[str, Any]:
         return asdict(self)
 
 
-def find_place(rank: int, backend: str) -> Place:
-    """This process's."""
+def find_place(rank: int) -> Place:
+    """This process's, as gloo sees it."""
     interfaces = _interfaces()
-    variable = "NCCL_SOCKET_IFNAME" if backend == "nccl" else "GLOO_SOCKET_IFNAME"
-    wanted = os.environ.get(variable, "")
-    address = interfaces.get(wanted) or _own_address()
-    name = wanted or next((found for found, own in interfaces.items() if own == address), "")
+    wanted = os.environ.get("GLOO_SOCKET_IFNAME", "").split(",")[0]  # of several gloo takes all; one says where it is
+    address = interfaces.get(wanted, "") if wanted else _own_address()
     return Place(
         rank=rank,
         host=socket.gethostname(),
-        interface=name,
+        interface=wanted or next((name for name, own in interfaces.items() if own == address), ""),
         address=address,
         interfaces=interfaces,
-        cores=len(os.sched_getaffinity(0)),
+        cores=_cores(),
         threads=torch.get_num_threads(),
         settings={key: os.environ[key] for key in _WATCHED if key in os.environ},
     )
@@ -75,7 +81,7 @@ def find_place(rank: int, backend: str) -> Place:
 def tell_all(store: Store, place: Place, world_size: int) -> list[Place]:
     """Everyone's, by rank. The first rank, which may be where the store is, stays until all have read it."""
     store.set(f"place/{place.rank}", json.dumps(place.describe()))
-    found = [Place(**json.loads(store.get(f"place/{rank}"))) for rank in range(world_size)]
+    found = [_read(store, rank) for rank in range(world_size)]
     store.set(f"read/{place.rank}", "")
     if place.rank == 0:
         for rank in range(world_size):
@@ -83,16 +89,37 @@ def tell_all(store: Store, place: Place, world_size: int) -> list[Place]:
     return found
 
 
-def _own_address() -> str:
-    """What this host's name stands for, which is what gloo takes unless it is told."""
+def _read(store: Store, rank: int) -> Place:
     try:
-        return socket.gethostbyname(socket.gethostname())
+        told = json.loads(store.get(f"place/{rank}"))
+    except RuntimeError as error:  # torch's errors of stores are of many kinds
+        raise ExchangeError(f"nothing was heard of rank {rank}: {error}; was it started?") from error
+    return Place(**{**told, "cores": tuple(told["cores"])})
+
+
+def _own_address() -> str:
+    """What this host's name stands for, or loopback where nothing can listen there: as gloo does by itself."""
+    try:
+        address = socket.gethostbyname(socket.gethostname())
+        with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as probe:
+            probe.bind((address, 0))
     except OSError:
-        return ""
+        return "127.0.0.1"
+    return address
+
+
+def _cores() -> tuple[int, ...]:
+    """Those that this process may use."""
+    if hasattr(os, "sched_getaffinity"):
+        return tuple(sorted(os.sched_getaffinity(0)))
+    return tuple(range(os.cpu_count() or 1))
 
 
 def _interfaces() -> dict[str, str]:
-    found = {}
+    """Names and addresses, where the system is Linux."""
+    found: dict[str, str] = {}
+    if not sys.platform.startswith("linux"):
+        return found
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
         for _, name in socket.if_nameindex():
             try:

@@ -18,6 +18,8 @@ from terngrad.methods import Coder, Method, ParameterInfo, describe, open_bucket
 from terngrad.perf.profile import Gradient, Profile
 from terngrad.perf.step import Line
 
+FIRST_BYTES, MOST_BYTES = 1 << 18, 1 << 28  # of the messages that a wire is measured with
+
 Clock = Callable[[], float]
 
 
@@ -60,7 +62,8 @@ class Codec:
     encode: Line  # a bucket
     decode: Line  # one payload
     add: Line  # one payload of a shard, into a sum
-    size_ratio: float  # to the size that the layout expects
+    size_ratio: float = 1.0  # of messages to the size that the layout expects; not 1 only where they vary
+    sum_ratio: float = 1.0  # likewise of sums
 
 
 def measure_codec(
@@ -69,7 +72,7 @@ def measure_codec(
     """Lines through two sizes of bucket, which `sample`, a piece of a real gradient, is repeated to fill."""
     found = [_codec_seconds(method, sample, numel, repeats) for numel in sizes]
     times = {name: _line(sizes, (found[0][0][name], found[1][0][name])) for name in found[0][0]}
-    return Codec(**times, size_ratio=found[1][1])
+    return Codec(**times, size_ratio=found[1][1], sum_ratio=found[1][2])
 
 
 def _line(sizes: tuple[int, int], seconds: tuple[float, float]) -> Line:
@@ -77,8 +80,8 @@ def _line(sizes: tuple[int, int], seconds: tuple[float, float]) -> Line:
     return Line(max(0.0, seconds[0] - slope * sizes[0]), slope)
 
 
-def _codec_seconds(method: Method, sample: Tensor, numel: int, repeats: int) -> tuple[dict[str, float], float]:
-    """Of a bucket with one parameter, exchanged by two ranks; and the ratio of its size to that expected.
+def _codec_seconds(method: Method, sample: Tensor, numel: int, repeats: int) -> tuple[dict[str, float], float, float]:
+    """Of a bucket with one parameter, exchanged by two ranks; and its messages and sums to the sizes expected.
 
     Over several steps, since a sparse method has to fill its residuals first.
     """
@@ -88,7 +91,7 @@ def _codec_seconds(method: Method, sample: Tensor, numel: int, repeats: int) -> 
     gradient = sample.flatten().float().repeat(-(-numel // sample.numel()))[:numel]
     spent: dict[str, list[float]] = {"encode": [], "decode": [], "add": []}
     coders = [Coder(method, infos, rank, world_size, 0) for rank in range(world_size)]
-    ratio = 1.0
+    ratio = sum_ratio = 1.0
     for step in range(repeats + 1):
         for num_shards in (1, world_size):
             frame = coders[0].frame(segments, torch.float32, False, num_shards)
@@ -102,11 +105,12 @@ def _codec_seconds(method: Method, sample: Tensor, numel: int, repeats: int) -> 
                 spent["encode"].append((encoded - start) / world_size)
                 ratio = messages[0][0].numel() / frame.expected.nbytes
             else:
-                _add(codes[0], [row[0] for row in messages])
+                total = _add(codes[0], [row[0] for row in messages])
+                sum_ratio = total.numel() / frame.expected.sum_nbytes
                 spent["add"].append((time.perf_counter() - encoded) / world_size)
             for coder in coders:
                 coder.end_step()
-    return {name: statistics.median(times[1:]) for name, times in spent.items()}, ratio
+    return {name: statistics.median(times[1:]) for name, times in spent.items()}, ratio, sum_ratio
 
 
 def _encode(codes: Sequence[Any]) -> list[list[Tensor]]:
@@ -136,11 +140,13 @@ def _decode(code: Any, messages: list[Tensor]) -> None:
         code.decode(torch.stack(messages))
 
 
-def _add(code: Any, messages: list[Tensor]) -> None:
+def _add(code: Any, messages: list[Tensor]) -> Tensor:
     if code.varies:
-        code.add(messages)
+        total: Tensor = code.add(messages)
     else:
-        code.sum_shard(torch.stack(messages), torch.empty(code.frame.sum_nbytes, dtype=torch.uint8))
+        total = torch.empty(code.frame.sum_nbytes, dtype=torch.uint8)
+        code.sum_shard(torch.stack(messages), total)
+    return total
 
 
 # Between ranks
@@ -172,14 +178,15 @@ def measure_wires(rank: int, world_size: int, device: torch.device, seconds: flo
             dist.barrier()
             if rank in pair:
                 wire = _measure_wire(rank, sender, receiver, device, seconds)
-                if rank == sender:
+                if wire is not None:
                     mine.append(wire)
     everyone: list[list[Wire]] = [[] for _ in range(world_size)]
     dist.all_gather_object(everyone, mine)
     return sorted((wire for part in everyone for wire in part), key=lambda wire: (wire.sender, wire.receiver))
 
 
-def _measure_wire(rank: int, sender: int, receiver: int, device: torch.device, seconds: float) -> Wire:
+def _measure_wire(rank: int, sender: int, receiver: int, device: torch.device, seconds: float) -> Wire | None:
+    """On both ranks at once; the sender gets the result."""
     other = receiver if rank == sender else sender
     word = torch.zeros(1, dtype=torch.uint8, device=device)
 
@@ -191,26 +198,31 @@ def _measure_wire(rank: int, sender: int, receiver: int, device: torch.device, s
                 dist.recv(word, other)
 
     latency = median_seconds(there_and_back, 20) / 2
-    size = 1 << 18
+    size = FIRST_BYTES
     while True:
         message = torch.zeros(size, dtype=torch.uint8, device=device)
         start = time.perf_counter()
         if rank == sender:
             dist.send(message, other)
             dist.recv(word, other)  # it has arrived
+            took = max(time.perf_counter() - start - latency, 1e-9)
+            wire = Wire(sender, receiver, latency, size / took)
+            size = 0 if took > seconds / 2 or size == MOST_BYTES else _next_size(size, seconds / took)
+            dist.send(torch.tensor([size], device=device), other)  # one clock decides: both must expect the same next
         else:
             dist.recv(message, other)
             dist.send(word, other)
-        passed = torch.tensor([time.perf_counter() - start], dtype=torch.float64, device=device)
-        # Both go by the sender's clock, so that both send and expect the same next.
-        if rank == sender:
-            dist.send(passed, other)
-        else:
-            dist.recv(passed, other)
-        took = max(float(passed) - latency, 1e-9)
-        if took > seconds / 2 or size >= 1 << 28:
-            return Wire(sender, receiver, latency, size / took)
-        size = min(1 << 28, max(2 * size, int(size * min(16.0, seconds / took))))
+            wire = None
+            following = torch.zeros(1, dtype=torch.int64, device=device)
+            dist.recv(following, other)
+            size = int(following)
+        if size == 0:
+            return wire
+
+
+def _next_size(size: int, wanted: float) -> int:
+    """So many times larger, but neither less than double nor more than sixteen times."""
+    return min(MOST_BYTES, int(size * min(max(wanted, 2.0), 16.0)))
 
 
 # A model

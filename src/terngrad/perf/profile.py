@@ -47,14 +47,6 @@ class Profile:
     def numel(self) -> int:
         return sum(gradient.parameter.numel for gradient in self.gradients)
 
-    def scaled(self, factor: float) -> Profile:
-        """On a device that is so many times slower."""
-        return Profile(
-            factor * self.forward_s,
-            tuple(Gradient(gradient.parameter, factor * gradient.ready_s) for gradient in self.gradients),
-            factor * self.update_s,
-        )
-
     def describe(self) -> dict[str, Any]:
         """For a file; `read` makes an equal profile of it."""
         return asdict(self)

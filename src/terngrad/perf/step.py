@@ -10,14 +10,14 @@ from itertools import accumulate, pairwise
 
 import torch
 
-from terngrad.codecs import Segment
-from terngrad.exchange import EXCHANGES
+from terngrad.codecs import Frame, Segment
+from terngrad.exchange import EXCHANGES, LENGTH_BYTES
 from terngrad.methods import Coder, Method, ParameterInfo
-from terngrad.perf.network import Cluster, Link
+from terngrad.perf.grouping import check_plan
+from terngrad.perf.network import HERE, Cluster, Link
 from terngrad.perf.profile import Profile
 from terngrad.perf.timeline import Timeline, Work, simulate
 
-FREE = Link(0.0, float("inf"))
 SMALL_SHARE = 0.02  # of a step: what is exposed below that bounds nothing
 
 
@@ -70,7 +70,7 @@ class AllReduce(Sending):
 
     def _num_bytes(self, parameters: Sequence[ParameterInfo]) -> float:
         if self.method is not None:
-            return message_sizes(self.method, parameters, 1, 1)[0]
+            return message_sizes(self.method, parameters, 1, 1).message
         return self.value_bytes * sum(parameter.numel for parameter in parameters)
 
     def work(self, parameters: Sequence[ParameterInfo], cluster: Cluster) -> Work:
@@ -81,24 +81,46 @@ class AllReduce(Sending):
         return Work(codec, cluster.all_reduce(num_bytes), codec)
 
     def bytes_sent(self, parameters: Sequence[ParameterInfo], cluster: Cluster) -> float:
-        count = cluster.num_workers
-        return 2 * (count - 1) / count * self._num_bytes(parameters)
+        num_bytes = self._num_bytes(parameters)
+        if not self.by_nodes:
+            return _round_a_ring(cluster.num_workers, num_bytes)
+        between = _round_a_ring(cluster.num_nodes, num_bytes) / cluster.devices  # a device's share of its node's
+        return between + _round_a_ring(cluster.devices, num_bytes)
 
     def without_codec(self) -> AllReduce:
         return replace(self, cast=NOTHING)
 
 
-def message_sizes(
-    method: Method, parameters: Sequence[ParameterInfo], world_size: int, num_shards: int
-) -> tuple[float, float, float]:
-    """Bytes of a message, of a sum, and of the scalers, of a bucket of these parameters."""
+def _round_a_ring(count: int, num_bytes: float) -> float:
+    """What one of so many sends; on average also as a tree."""
+    return 2 * (count - 1) / count * num_bytes
+
+
+@dataclass(frozen=True)
+class Sizes:
+    """Bytes of a bucket's messages."""
+
+    message: float
+    total: float  # of a sum
+    scalers: float
+    varies: bool
+
+
+def message_sizes(method: Method, parameters: Sequence[ParameterInfo], world_size: int, num_shards: int) -> Sizes:
+    """Of a bucket of these parameters, from the layout that is really used."""
     coder = Coder(method, parameters, 0, world_size, 0)
     starts = accumulate((parameter.numel for parameter in parameters), initial=0)
     segments = tuple(
         Segment(i, start, parameter.numel) for i, (parameter, start) in enumerate(zip(parameters, starts, strict=False))
     )
     frame = coder.frame(segments, torch.float32, False, num_shards)
-    return frame.expected.nbytes, frame.expected.sum_nbytes, frame.scalers_nbytes
+    expected = frame.expected
+    return Sizes(expected.nbytes, expected.sum_nbytes, frame.scalers_nbytes, not isinstance(frame, Frame))
+
+
+def exchanges_for(method: Method) -> list[str]:
+    """Those that can carry it."""
+    return [name for name, exchange in EXCHANGES.items() if method.has_sums or exchange.num_rounds == 1]
 
 
 @dataclass(frozen=True)
@@ -111,40 +133,40 @@ class Coded(Sending):
     decode: Line = NOTHING  # one payload, into the average
     add: Line = NOTHING  # one payload of a shard, into a sum
     size_ratio: float = 1.0  # of messages, where they vary, to the size that is expected
+    sum_ratio: float = 1.0  # likewise of sums
 
     @property
     def name(self) -> str:  # type: ignore[override]
         return self.method.spec
 
-    def _sizes(self, parameters: Sequence[ParameterInfo], count: int) -> tuple[float, float, float]:
-        message, total, scalers = message_sizes(
-            self.method, parameters, count, EXCHANGES[self.exchange].num_shards(count)
-        )
-        return self.size_ratio * message, self.size_ratio * total, scalers
+    def _sizes(self, parameters: Sequence[ParameterInfo], count: int) -> Sizes:
+        found = message_sizes(self.method, parameters, count, EXCHANGES[self.exchange].num_shards(count))
+        return replace(found, message=self.size_ratio * found.message, total=self.sum_ratio * found.total)
 
     def work(self, parameters: Sequence[ParameterInfo], cluster: Cluster) -> Work:
         count = cluster.num_workers
         numel = sum(parameter.numel for parameter in parameters)
         if count == 1:
             return Work(0.0, 0.0, 0.0)
-        message, total, scalers = self._sizes(parameters, count)
-        round_s = cluster.to_all(scalers) if scalers else 0.0
-        if EXCHANGES[self.exchange].num_rounds == 1:
-            return Work(self.encode(numel), cluster.to_all(message), count * self.decode(numel), round_s=round_s)
-        return Work(
+        sizes = self._sizes(parameters, count)
+        gathered = Work(
             self.encode(numel),
-            cluster.to_all(message),
-            self.decode(numel),
-            round_s=round_s,
-            add_s=count * self.add(numel / count),
-            sums_s=cluster.to_all(total),
+            cluster.to_all(sizes.message),
+            count * self.decode(numel),
+            round_s=cluster.to_all(sizes.scalers) if sizes.scalers else 0.0,
+            lengths_s=cluster.to_all(LENGTH_BYTES) if sizes.varies else 0.0,
         )
+        if EXCHANGES[self.exchange].num_rounds == 1:
+            return gathered
+        add_s = count * self.add(numel / count)
+        return replace(gathered, decode_s=self.decode(numel), add_s=add_s, sums_s=cluster.to_all(sizes.total))
 
     def bytes_sent(self, parameters: Sequence[ParameterInfo], cluster: Cluster) -> float:
         count = cluster.num_workers
-        message, total, scalers = self._sizes(parameters, count)
-        rounds = message + (total if EXCHANGES[self.exchange].num_rounds > 1 else 0)
-        return (count - 1) * (rounds + scalers)
+        sizes = self._sizes(parameters, count)
+        rounds = EXCHANGES[self.exchange].num_rounds
+        lengths = rounds * LENGTH_BYTES if sizes.varies else 0
+        return (count - 1) * (sizes.message + (sizes.total if rounds > 1 else 0) + sizes.scalers + lengths)
 
     def without_codec(self) -> Coded:
         return replace(self, encode=NOTHING, decode=NOTHING, add=NOTHING)
@@ -159,6 +181,9 @@ class Prediction:
     sending: Sending
     cluster: Cluster
     contention: float = 1.0
+
+    def __post_init__(self) -> None:
+        check_plan(self.plan, len(self.profile.gradients))
 
     @cached_property
     def timeline(self) -> Timeline:
@@ -197,8 +222,8 @@ class Prediction:
         quick = replace(cluster, between=replace(between, latency_s=0.0), within=replace(within, latency_s=0.0))
         wide = replace(
             cluster,
-            between=Link(between.latency_s, FREE.bytes_per_s),
-            within=Link(within.latency_s, FREE.bytes_per_s),
+            between=Link(between.latency_s, HERE.bytes_per_s),
+            within=Link(within.latency_s, HERE.bytes_per_s),
         )
         without = {
             "bandwidth": self._timeline(self.sending, wide),
@@ -213,7 +238,7 @@ def break_even(
 ) -> float | None:
     """The rate between nodes, in bytes a second, below which `one` takes a shorter step than `other`.
 
-    None if it never does, infinity if it always does: from 1 kB/s to 1 TB/s.
+    None if it does not at 1 kB/s, infinity if it still does at 1 TB/s.
     """
 
     def gains(rate: float) -> bool:

@@ -1,6 +1,6 @@
 """A backward pass and the lane that sends its gradients, side by side: when each bucket leaves, arrives and is read.
 
-The lane works as terngrad.ddp.lane does. For each bucket, in order, it encodes, with a short round that it waits for,
+The lane works as terngrad.ddp.lane does. For each bucket, in order, it encodes, with short rounds that it waits for,
 and posts the codes; then it waits for the bucket before and decodes it; then it adds up and posts the sums, where there
 are any. If no other bucket is ready yet, it waits for this one instead. Backward runs on meanwhile. Where both have to
 share a core, each is slowed down while both compute.
@@ -19,8 +19,8 @@ class Work:
     encode_s: float
     send_s: float  # on the wire
     decode_s: float
-    prepare_s: float = 0.0  # of encoding, before the round
-    round_s: float = 0.0  # of scalers or lengths, that everyone waits for
+    round_s: float = 0.0  # of scalers, before encoding, that everyone waits for
+    lengths_s: float = 0.0  # a round of lengths before each transfer, where messages vary
     add_s: float = 0.0  # where messages are added up and sent on: what that computes,
     sums_s: float = 0.0  # and their time on the wire
 
@@ -115,16 +115,19 @@ def simulate(ready: Sequence[float], works: Sequence[Work], contention: float = 
             finish(*previous)
             previous = None
         clock.wait_for(moment)
-        spent["encode"] += clock.compute(work.prepare_s)
         if work.round_s:
             spent["exchange"] += clock.wait_until(wire.post(clock.now, work.round_s))
         spent["encode"] += clock.compute(work.encode_s)
+        if work.lengths_s:
+            spent["exchange"] += clock.wait_until(wire.post(clock.now, work.lengths_s))
         arrival = wire.post(clock.now, work.send_s)
         if previous is not None:
             finish(*previous)
         if work.in_two:
             spent["exchange"] += clock.wait_until(arrival)
             spent["decode"] += clock.compute(work.add_s)
+            if work.lengths_s:
+                spent["exchange"] += clock.wait_until(wire.post(clock.now, work.lengths_s))
             arrival = wire.post(clock.now, work.sums_s)
         previous = work, arrival
     if previous is not None:

@@ -9,6 +9,7 @@ with show_progress(config) as watcher:
 
 from terngrad.train.compare import check_comparison, compare, figures_of, split_methods, without_lab_if_refused
 from terngrad.train.config import NO_LINK, TrainConfig
+from terngrad.train.loop import make_optimizer
 from terngrad.train.memory import keep_memory
 from terngrad.train.outcome import MEANINGS, Outcome, TrainingFailed, outcome_of
 from terngrad.train.progress import metric_text, show_progress
@@ -28,6 +29,7 @@ __all__ = [
     "figures_of",
     "is_rank",
     "keep_memory",
+    "make_optimizer",
     "metric_text",
     "outcome_of",
     "read_run",

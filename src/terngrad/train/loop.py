@@ -22,7 +22,10 @@ from terngrad.train.workers import Usage, Workers
 _TICK_S = 0.2  # between two signs of life for whoever watches
 
 
-def _sgd(parameters: list[nn.Parameter], settings: Optimizer) -> torch.optim.Optimizer:
+def make_optimizer(parameters: list[nn.Parameter], settings: Optimizer) -> torch.optim.Optimizer:
+    """What a recipe's words mean."""
+    if settings.kind == "adam":
+        return torch.optim.Adam(parameters, lr=settings.lr, weight_decay=settings.weight_decay)
     return torch.optim.SGD(
         parameters,
         lr=settings.lr,
@@ -30,13 +33,6 @@ def _sgd(parameters: list[nn.Parameter], settings: Optimizer) -> torch.optim.Opt
         weight_decay=settings.weight_decay,
         nesterov=settings.nesterov,
     )
-
-
-def _adam(parameters: list[nn.Parameter], settings: Optimizer) -> torch.optim.Optimizer:
-    return torch.optim.Adam(parameters, lr=settings.lr, weight_decay=settings.weight_decay)
-
-
-_OPTIMIZERS: dict[str, Callable[[list[nn.Parameter], Optimizer], torch.optim.Optimizer]] = {"sgd": _sgd, "adam": _adam}
 
 
 class Trainer:
@@ -58,7 +54,7 @@ class Trainer:
         self._link = link
         self._settings = config.optimizer
         self._parameters = list(workers.module.parameters())
-        self._optimizer = _OPTIMIZERS[self._settings.kind](self._parameters, self._settings)
+        self._optimizer = make_optimizer(self._parameters, self._settings)
         self._checkpoints = Checkpoints(folder / CHECKPOINTS, workers.rank, workers.num_processes)
         self._progress = Progress()
         self._counted = Usage()
