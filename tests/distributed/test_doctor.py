@@ -9,13 +9,14 @@ import shutil
 import socket
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import pytest
 import torch
 
 from distributed.harness import run_ranks, values
+from distributed.lab_traces import wait_until
 from terngrad.lab import Lab, LabError
 from terngrad.perf.probes import Wire, measure_wires, pairs_of
 
@@ -29,7 +30,9 @@ def on_core(core: int, command: list[str]) -> list[str]:
     return ["taskset", "-c", str(core), *command]
 
 
-def examine(lab: Lab, commands: Sequence[list[str]], **changes: dict[str, str]) -> tuple[dict[str, Any], list[int]]:
+def examine(
+    lab: Lab, commands: Sequence[list[str]], once_they_talk: Callable[[], None] | None = None, **changes: dict[str, str]
+) -> tuple[dict[str, Any], list[int]]:
     """What rank 0 found, and how all ended; `host1={...}` adds to the environment there."""
     processes = [
         lab.start(
@@ -47,6 +50,9 @@ def examine(lab: Lab, commands: Sequence[list[str]], **changes: dict[str, str]) 
         for host, command in enumerate(commands)
     ]
     try:
+        if once_they_talk is not None:
+            assert wait_until(lambda: min(moved.sent for moved in lab.link_bytes()) > 100_000, 200)
+            once_they_talk()
         outputs = [process.communicate(timeout=300)[0] for process in processes]
     finally:
         for process in processes:
@@ -72,11 +78,14 @@ def test_a_slow_host_and_a_limited_link_are_named(possible: None) -> None:
         limit += ["rate", "5mbit", "burst", "16000b", "latency", "50ms"]
         if lab.start(2, limit, stderr=subprocess.DEVNULL).wait(timeout=30):
             pytest.skip("the link of a lab's host can be changed by root only")
-        for _ in range(2):
-            burner = lab.start(1, on_core(cores[0], BURN))
-            ended.callback(burner.kill)
+
+        def burn() -> None:
+            """Host 1 gets a sixth of a core; the others, which share one, get half each."""
+            for _ in range(5):
+                ended.callback(lab.start(1, on_core(cores[0], BURN)).kill)
+
         pinned = [on_core(cores[host != 1], COMMAND) for host in range(3)]
-        found, codes = examine(lab, pinned)
+        found, codes = examine(lab, pinned, burn)
     assert codes == [0, 0, 0]
     named = {(finding["what"], *finding["ranks"]) for finding in found["findings"]}
     assert {("slow-host", 1), ("slow-link", 2)} <= named

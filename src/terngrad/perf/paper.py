@@ -7,7 +7,7 @@ gives the curves, and neither the formulas nor the constants. Here everything bu
 What is taken from the published points: whether nodes average by a ring or by a tree, by what fits fp32 better; the
 time of a step on one GPU, in fp32 and with TernGrad, whose difference is the codec; and of fp32 alone the time to
 average over two nodes, which gives the rate between them, and over Ethernet its growth from 8 to 128 nodes, which gives
-the latency. All other points are predictions. Nothing overlaps with backward: the points of fp32 leave no room for that.
+the latency. All other points are predictions. Nothing overlaps with backward: the points of fp32 leave no room for it.
 """
 
 from __future__ import annotations
