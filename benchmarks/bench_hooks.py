@@ -92,7 +92,7 @@ def run(args: argparse.Namespace, lab: Lab | None, **changes: Any) -> list[dict[
             "rounds": -(-args.steps // args.steps_per_turn),
             "steps_per_turn": args.steps_per_turn, "sample_steps": args.sample_steps, "net": args.net,
             "width": args.width, "depth": args.depth, "batch": args.batch, "bucket_view": args.bucket_view,
-            "momentum": args.momentum, "pin": args.pin, "seed": args.seed,
+            "momentum": args.momentum, "pin": args.pin, "predict": args.predict, "seed": args.seed,
         }  # fmt: skip
         job = Job(**{**settings, **changes})
         with started(job, lab) as processes:
@@ -167,6 +167,7 @@ def summarize(ranks: list[dict[str, Any]], method: str, linked: bool) -> dict[st
         "bits_per_parameter": 8 * wire["socket_sent"] / ranks[0]["num_parameters"],
         "stats_to_socket": stats["bytes_sent"] / wire["socket_sent"] if stats and wire["socket_sent"] else None,
         "phases_s": {key: value for key, value in stats.items() if key.endswith("_s")},
+        "predicted_s": ranks[0]["predicted_s"].get(method),
     }
 
 
@@ -202,6 +203,8 @@ def bench_steps(args: argparse.Namespace) -> dict[str, Any]:
     pairs = len(slowest(ranks, args.methods[0]))
     result = {"link": link, "num_parameters": ranks[0]["num_parameters"], "pairs": pairs, "methods": methods}
     print_steps(args, result)
+    if args.predict:
+        print_predictions(methods)
     if args.link == "1gbit" and args.hosts == 2 and args.net == PERCEPTRON:
         result["targets"] = targets(methods)
         print_targets(result["targets"])
@@ -296,6 +299,15 @@ def print_steps(args: argparse.Namespace, result: dict[str, Any]) -> None:
     measure.print_table(f"{args.net}, {args.hosts} hosts, link {args.link}, {size}", STEP_COLUMNS, rows)
 
 
+def print_predictions(methods: dict[str, Any]) -> None:
+    rows = []
+    for name, found in methods.items():
+        seconds, predicted = found["seconds"]["median"], found["predicted_s"]
+        if predicted is not None:
+            rows.append((name, _ms(seconds), _ms(predicted), f"{100 * (predicted / seconds - 1):+.1f} %"))
+    measure.print_table("the performance model", ("method", "ms", "predicted", "off by"), rows)
+
+
 def print_runs(methods: dict[str, Any]) -> None:
     rows = [
         (
@@ -338,6 +350,9 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--depth", type=int, default=24, help="how many of them")
     parser.add_argument("--batch", type=int, default=16, help="examples of a rank and step")
     parser.add_argument("--bucket-view", action="store_true", help="DDP's gradient_as_bucket_view, for all methods")
+    parser.add_argument(
+        "--predict", action="store_true", help="compare with the performance model (docs/performance-model.md)"
+    )
     parser.add_argument("--momentum", type=float, default=0.0, help="of SGD, for all methods")
     parser.add_argument("--pin", action=argparse.BooleanOptionalAction, default=False,
                         help="a core for each rank, where there are as many")  # fmt: skip

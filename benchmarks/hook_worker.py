@@ -30,8 +30,10 @@ from torch.distributed.algorithms.ddp_comm_hooks import powerSGD_hook as powersg
 from torch.nn.parallel import DistributedDataParallel
 
 import terngrad
+from terngrad.perf import Cluster, diagnosis, doctor, probes
 
 NO_SYNC, DDP, DDP_FP16, POWERSGD = "no-sync", "ddp", "ddp-fp16", "powersgd-"
+DDP_NAMES = (NO_SYNC, DDP, DDP_FP16)
 AT = "@"  # between a spec and the exchange it is to use
 SETTLING_STEPS = 2  # with which a turn begins: DDP arranges its buckets anew after the first
 POWERSGD_SETTLING_STEPS = 3  # two dense steps and one that makes its buffers
@@ -57,6 +59,7 @@ class Job:
     bucket_view: bool  # gradients are views of DDP's buckets, for all methods alike
     momentum: float  # of SGD, which sparse methods take over
     pin: bool  # each rank to a core of its own, where there are as many
+    predict: bool  # also what the performance model says
     seed: int
 
 
@@ -167,14 +170,41 @@ def run_steps(job: Job) -> dict[str, Any]:
     module, loss = make_net(job)
     methods = {name: Method(name) for name in job.methods}
     records = {name: Record() for name in job.methods}
+    predicted: dict[str, float] = {}
     for number in range(job.rounds):
+        if job.predict and number == job.rounds // 2:
+            predicted = predict(job, module, loss)
         for name in random.Random(f"{job.seed} {number}").sample(job.methods, len(job.methods)):
             take_turn(methods[name], module, loss, records[name], job)
             gc.collect()  # DDP refers to itself, and takes its hooks off the parameters only when it is gone
     return {
         "num_parameters": sum(p.numel() for p in module.parameters()),
         "methods": {name: asdict(record) for name, record in records.items()},
+        "predicted_s": predicted,
     }
+
+
+def predict(job: Job, module: nn.Module, loss: Loss) -> dict[str, float]:
+    """Seconds of a step by the performance model, from probes of now: the slowest rank's, and the median wire."""
+    rank, device = dist.get_rank(), torch.device("cpu")
+    wires = probes.measure_wires(rank, job.world_size, device) if job.world_size > 1 else []
+    optimizer = torch.optim.SGD(module.parameters(), lr=1e-4, momentum=job.momentum)
+    dist.barrier()
+    profile = probes.measure_profile(module, lambda: loss(module), optimizer, repeats=3)
+    specs = [name for name in job.methods if name in DDP_NAMES or (AT not in name and not name.startswith(POWERSGD))]
+    own = {spec: terngrad.from_spec(spec) for spec in specs if spec not in DDP_NAMES}
+    codecs = {spec: probes.measure_codec(method, probes.sample_of(module)) for spec, method in own.items()}
+    module.zero_grad()
+    everyone: list[Any] = [None] * job.world_size
+    dist.all_gather_object(everyone, (profile, codecs))
+    slowest = max((found[0] for found in everyone), key=lambda found: found.compute_s)
+    link = diagnosis.link_of(wires)
+    cores = len(os.sched_getaffinity(0)) / (1 if job.pin else job.world_size)
+    contention = doctor.SHARED_CORE if cores < 2 else doctor.OWN_CORES
+    found = diagnosis.predict_all(
+        slowest, Cluster(job.world_size, link), {spec: (own[spec], everyone[0][1][spec]) for spec in own}, contention
+    )
+    return {NO_SYNC: slowest.compute_s, **{name: found[name].step_s for name in specs if name in found}}
 
 
 def run_memory(job: Job) -> dict[str, Any]:

@@ -139,12 +139,13 @@ def cluster_of(places: Sequence[Place], wires: Sequence[Wire]) -> Cluster:
     far = [wire for wire in wires if home[wire.sender] != home[wire.receiver]]
     devices = {nodes.count(node) for node in nodes}
     if len(devices) > 1:
-        return Cluster(len(places), _link(far))
+        return Cluster(len(places), link_of(far))
     (each,) = devices
-    return Cluster(len(places) // each, _link(far or near), each, _link(near))
+    return Cluster(len(places) // each, link_of(far or near), each, link_of(near))
 
 
-def _link(wires: Sequence[Wire]) -> Link:
+def link_of(wires: Sequence[Wire]) -> Link:
+    """The median wire."""
     if not wires:
         return HERE
     return Link(
