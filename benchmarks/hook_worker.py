@@ -211,7 +211,7 @@ def run_memory(job: Job) -> dict[str, Any]:
     """One method, and the memory of this process after some of its steps."""
     module, loss = make_net(job)
     samples = []
-    trainer = Trainer(Method(job.methods[0]), module, loss, job.bucket_view)
+    trainer = Trainer(Method(job.methods[0]), module, loss, job.bucket_view, job.momentum)
     for step in range(1, max(job.sample_steps) + 1):
         trainer.step()
         if step in job.sample_steps:
