@@ -10,6 +10,7 @@ from terngrad.ddp import Handle, ParameterServers, attach, hook
 from terngrad.errors import ConfigurationError, ExchangeError, ReplicaDivergence, TerngradError, WireError
 from terngrad.kernels import backend, backends, set_backend
 from terngrad.methods import DGC, SDAGC, Dense, Method, Sparse, TernGrad, from_spec
+from terngrad.perf import plan_buckets
 from terngrad.virtual import VirtualWorkers
 
 __version__ = _version("terngrad")
@@ -34,5 +35,6 @@ __all__ = [
     "backends",
     "from_spec",
     "hook",
+    "plan_buckets",
     "set_backend",
 ]

@@ -17,7 +17,7 @@ import torch
 
 from distributed.harness import run_ranks, values
 from distributed.lab_traces import wait_until
-from terngrad.lab import Lab, LabError
+from terngrad.lab import Lab
 from terngrad.perf.probes import Wire, measure_wires, pairs_of
 
 pytestmark = pytest.mark.distributed
@@ -58,15 +58,6 @@ def examine(
         for process in processes:
             process.kill()
     return json.loads(outputs[0]), [process.returncode for process in processes]
-
-
-@pytest.fixture(scope="module")
-def possible() -> None:
-    try:
-        with Lab(1):
-            pass
-    except LabError as error:
-        pytest.skip(str(error))
 
 
 def test_a_slow_host_and_a_limited_link_are_named(possible: None) -> None:

@@ -37,15 +37,6 @@ NOBODY = ("setpriv", "--reuid=65534", "--regid=65534", "--clear-groups", "sh", "
 FOREVER = "while :; do sleep 0.05; done"
 
 
-@pytest.fixture(scope="session")
-def possible() -> None:
-    try:
-        with Lab(1):
-            pass
-    except LabError as error:
-        pytest.skip(str(error))
-
-
 @pytest.fixture(scope="module")
 def lab(possible: None) -> Iterator[Lab]:
     with Lab(2, "1gbit") as made:

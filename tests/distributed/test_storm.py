@@ -16,8 +16,6 @@ from pathlib import Path
 
 import pytest
 
-from terngrad.lab import Lab, LabError
-
 from .lab_traces import namespaces, processes, wait_until
 
 pytestmark = pytest.mark.distributed
@@ -72,12 +70,7 @@ def storm(rounds: int, seed: int) -> list[str]:
     return left
 
 
-def test_what_is_killed_at_a_random_moment_leaves_nothing_behind() -> None:
-    try:
-        with Lab(2):
-            pass
-    except LabError as error:
-        pytest.skip(str(error))
+def test_what_is_killed_at_a_random_moment_leaves_nothing_behind(possible: None) -> None:
     assert storm(rounds=len(COMMANDS), seed=4) == []
 
 

@@ -19,7 +19,6 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from terngrad.lab import Lab, LabError
 from terngrad.recipes import Evaluation, Task
 from terngrad.train import Run, TrainConfig, TrainingFailed, read_run, resume
 from terngrad.train import train as start
@@ -210,13 +209,11 @@ def test_a_powersgd_run_that_lost_a_worker_resumes_exactly(tmp_path: Path) -> No
 
 
 @pytest.mark.parametrize(("workers", "servers", "link"), [(4, 0, "none"), (2, 1, "none"), (2, 0, "1gbit")])
-def test_virtual_workers_give_the_bits_of_real_ones(tmp_path: Path, workers: int, servers: int, link: str) -> None:
+def test_virtual_workers_give_the_bits_of_real_ones(
+    request: pytest.FixtureRequest, tmp_path: Path, workers: int, servers: int, link: str
+) -> None:
     if link != "none":
-        try:
-            with Lab(workers, link):
-                pass
-        except LabError as error:
-            pytest.skip(str(error))
+        request.getfixturevalue("possible")
     few = {"steps": 6, "eval_every": 6, "checkpoint_every": 6}
     real = train(tmp_path / "real", FEEDBACK, workers=workers, servers=servers, link=link, **few)
     virtual = train(tmp_path / "virtual", FEEDBACK, virtual_workers=workers, vectorize="off", **few)

@@ -13,9 +13,9 @@ from torch import nn
 import terngrad as tg
 from terngrad.methods import ParameterInfo
 from terngrad.perf import Cluster, Gradient, Line, Link, Profile
+from terngrad.perf.buckets import default_plan
 from terngrad.perf.diagnosis import (
     cluster_of,
-    default_plan,
     in_bits,
     odd_settings,
     predict_all,

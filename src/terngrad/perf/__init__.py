@@ -1,11 +1,13 @@
 """How long a training step takes, and what to do about it. Pure arithmetic.
 
 `profile` is what a step takes without communication, `network` what messages cost, `timeline` how a backward pass and
-the lane go side by side, `step` the time of a step out of these, `grouping` which gradients should travel together.
+the lane go side by side, `step` the time of a step out of these, `grouping` and
+`buckets` which gradients should travel together.
 """
 
 from terngrad.methods import ParameterInfo, describe
 from terngrad.perf import paper
+from terngrad.perf.buckets import BucketPlan, default_plan, plan_buckets
 from terngrad.perf.grouping import best_plan, capped_plan, finish, greedy_plan
 from terngrad.perf.network import Cluster, Link
 from terngrad.perf.profile import Gradient, Profile
@@ -13,7 +15,7 @@ from terngrad.perf.step import AllReduce, Coded, Line, Prediction, Sending, brea
 from terngrad.perf.timeline import Timeline, Work, simulate
 
 __all__ = [
-    "AllReduce", "Cluster", "Coded", "Gradient", "Line", "Link", "ParameterInfo", "Prediction", "Profile", "Sending",
-    "Timeline", "Work", "best_plan", "break_even", "capped_plan", "describe", "finish", "greedy_plan", "paper",
-    "simulate",
+    "AllReduce", "BucketPlan", "Cluster", "Coded", "Gradient", "Line", "Link", "ParameterInfo", "Prediction", "Profile",
+    "Sending", "Timeline", "Work", "best_plan", "break_even", "capped_plan", "default_plan", "describe", "finish",
+    "greedy_plan", "paper", "plan_buckets", "simulate",
 ]  # fmt: skip

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from terngrad.methods import Method
-from terngrad.perf.grouping import capped_plan
+from terngrad.perf.buckets import default_plan
 from terngrad.perf.network import HERE, Cluster, Link
 from terngrad.perf.places import Place
 from terngrad.perf.probes import Codec, Speeds, Wire
@@ -18,7 +18,6 @@ from terngrad.perf.step import AllReduce, Coded, Prediction, exchanges_for
 SLOW_HOST = 1.3  # times the median rank: as slow as that it holds all others up
 SLOW_LINK = 0.5  # of the median rank's rate
 WORTH_IT = 0.95  # of plain DDP's step: less of a gain is not worth the noise in the gradient
-BUCKET_BYTES, FIRST_BUCKET_BYTES = 25 << 20, 1 << 20  # of DDP's defaults
 
 _HARMFUL = {
     ("TORCH_DISTRIBUTED_DEBUG", "DETAIL"): "every collective is checked against all other ranks",
@@ -151,12 +150,6 @@ def link_of(wires: Sequence[Wire]) -> Link:
     return Link(
         statistics.median(wire.latency_s for wire in wires), statistics.median(wire.bytes_per_s for wire in wires)
     )
-
-
-def default_plan(profile: Profile) -> tuple[int, ...]:
-    """The buckets that DDP makes by itself."""
-    sizes = [4 * gradient.parameter.numel for gradient in profile.gradients]
-    return capped_plan(sizes, BUCKET_BYTES, FIRST_BUCKET_BYTES)
 
 
 def predict_all(

@@ -1,0 +1,91 @@
+"""The buckets with which a step would be shortest, and how DistributedDataParallel is told to make them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import accumulate, pairwise
+
+from terngrad.methods import ParameterInfo
+from terngrad.perf.grouping import Plan, best_plan, capped_plan, greedy_plan
+from terngrad.perf.network import Cluster
+from terngrad.perf.profile import Profile
+from terngrad.perf.step import Line, Prediction, Sending
+
+VALUE_BYTES = 4  # of a gradient, in DDP's buckets
+MEGABYTE = 1 << 20
+BUCKET_BYTES, FIRST_BUCKET_BYTES = 25 * MEGABYTE, MEGABYTE  # DDP's own
+
+
+@dataclass(frozen=True)
+class BucketPlan:
+    """Groups of gradients, in the order in which they are ready."""
+
+    groups: tuple[tuple[str, ...], ...]  # names of parameters
+    caps_mb: list[
+        float
+    ]  # for DistributedDataParallel(bucket_cap_mb_list=...), which closes a bucket that reaches its cap
+    step_s: float  # predicted
+    default_step_s: float  # with the buckets that DDP makes by itself
+
+
+def default_plan(profile: Profile) -> Plan:
+    """The buckets that DDP makes by itself."""
+    return capped_plan(_sizes(profile), BUCKET_BYTES, FIRST_BUCKET_BYTES)
+
+
+def plan_buckets(profile: Profile, cluster: Cluster, sending: Sending, contention: float = 1.0) -> BucketPlan:
+    """The best of the exact plan, MG-WFBP's and DDP's own, by the predicted time of a step.
+
+    The exact plan is exact for groups that are sent one after the other; the lane also encodes one while another is on
+    the wire, so all three are compared as the lane would take them.
+    """
+    ready = [gradient.ready_s for gradient in profile.gradients]
+    line = _line(profile, cluster, sending)
+    ends = [0, *accumulate(gradient.parameter.numel for gradient in profile.gradients)]
+
+    def cost(first: int, last: int) -> float:
+        return line(ends[last] - ends[first])
+
+    default = default_plan(profile)
+    plans = [best_plan(ready, cost), greedy_plan(ready, cost, line.fixed_s), default]
+
+    def predicted(plan: Plan) -> float:
+        return Prediction(profile, plan, sending, cluster, contention).step_s
+
+    best = min(plans, key=predicted)
+    return BucketPlan(_groups(profile, best), _caps(profile, best), predicted(best), predicted(default))
+
+
+def _line(profile: Profile, cluster: Cluster, sending: Sending) -> Line:
+    """What a bucket takes from the first to the last of it, by its elements: through the largest parameter and all."""
+    parameters = [gradient.parameter for gradient in profile.gradients]
+    largest = max(parameters, key=lambda parameter: parameter.numel)
+
+    def seconds(chosen: Sequence[ParameterInfo]) -> float:
+        work = sending.work(chosen, cluster)
+        rounds = work.round_s + (1 + work.in_two) * work.lengths_s
+        return work.encode_s + work.send_s + work.add_s + work.sums_s + work.decode_s + rounds
+
+    few, all_of_them = seconds([largest]), seconds(parameters)
+    more = profile.numel - largest.numel
+    slope = max(0.0, (all_of_them - few) / more) if more else few / max(1, largest.numel)
+    return Line(max(0.0, few - slope * largest.numel), slope)
+
+
+def _sizes(profile: Profile) -> list[int]:
+    return [VALUE_BYTES * gradient.parameter.numel for gradient in profile.gradients]
+
+
+def _by_group(profile: Profile, plan: Plan) -> list[slice]:
+    return [slice(first, last) for first, last in pairwise(accumulate(plan, initial=0))]
+
+
+def _groups(profile: Profile, plan: Plan) -> tuple[tuple[str, ...], ...]:
+    names = [gradient.parameter.name for gradient in profile.gradients]
+    return tuple(tuple(names[part]) for part in _by_group(profile, plan))
+
+
+def _caps(profile: Profile, plan: Plan) -> list[float]:
+    sizes = _sizes(profile)
+    return [sum(sizes[part]) / MEGABYTE for part in _by_group(profile, plan)]
