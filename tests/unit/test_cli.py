@@ -10,6 +10,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -225,7 +226,8 @@ def test_a_rank_that_does_not_fit_is_refused(
 def test_ctrl_c_ends_with_130(tmp_path: Path) -> None:
     options = ["--virtual-workers=8", "--vectorize=off", f"--out={tmp_path / 'run'}", "--log-every=1"]
     command = [sys.executable, "-m", "terngrad", "train", "digits", *options]
-    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as process:
+    heeding = partial(signal.signal, signal.SIGINT, signal.SIG_DFL)  # who started the tests may not
+    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True, preexec_fn=heeding) as process:  # noqa: PLW1509
         metrics = tmp_path / "run" / "metrics.jsonl"
         end = time.monotonic() + 60
         while not (metrics.exists() and b'"step"' in metrics.read_bytes()):
