@@ -30,7 +30,7 @@ from torch.distributed.algorithms.ddp_comm_hooks import powerSGD_hook as powersg
 from torch.nn.parallel import DistributedDataParallel
 
 import terngrad
-from terngrad.perf import Cluster, diagnosis, doctor, probes
+from terngrad.perf import Cluster, diagnosis, probes
 
 NO_SYNC, DDP, DDP_FP16, POWERSGD = "no-sync", "ddp", "ddp-fp16", "powersgd-"
 DDP_NAMES = (NO_SYNC, DDP, DDP_FP16)
@@ -200,10 +200,9 @@ def predict(job: Job, module: nn.Module, loss: Loss) -> dict[str, float]:
     slowest = max((found[0] for found in everyone), key=lambda found: found.compute_s)
     link = diagnosis.link_of(wires)
     cores = len(os.sched_getaffinity(0)) / (1 if job.pin else job.world_size)
-    contention = doctor.SHARED_CORE if cores < 2 else doctor.OWN_CORES
-    found = diagnosis.predict_all(
-        slowest, Cluster(job.world_size, link), {spec: (own[spec], everyone[0][1][spec]) for spec in own}, contention
-    )
+    known = {spec: (own[spec], everyone[0][1][spec]) for spec in own}
+    cluster, contention = Cluster(job.world_size, link), diagnosis.contention_with(cores)
+    found = diagnosis.predict_all(slowest, cluster, known, contention)
     return {NO_SYNC: slowest.compute_s, **{name: found[name].step_s for name in specs if name in found}}
 
 

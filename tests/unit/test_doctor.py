@@ -125,6 +125,13 @@ def test_wires_within_a_node_do_not_hide_its_slow_link_nor_accuse_others() -> No
     assert {finding.ranks for finding in slow_links(places, found)} == {(3,)}
 
 
+def test_a_rank_of_which_no_wire_to_another_node_was_measured_is_not_accused() -> None:
+    addresses = [f"10.0.0.{1 + rank // 4}" for rank in range(12)]
+    places = [place(rank, interfaces={"eth0": address}) for rank, address in enumerate(addresses)]
+    measured = [Wire(*way, 1e-5, 1e8) for pair in pairs_of(12) for way in (pair, pair[::-1])]
+    assert slow_links(places, measured) == []
+
+
 def test_of_two_ranks_it_cannot_be_told_whose_link_is_slow() -> None:
     assert slow_links([place(0), place(1)], wires({0: 1e6}, num_ranks=2)) == []
 

@@ -17,6 +17,8 @@ from terngrad.perf.step import AllReduce, Coded, Prediction, exchanges_for
 
 SLOW_HOST = 1.3  # times the median rank: as slow as that it holds all others up
 SLOW_LINK = 0.5  # of the median rank's rate
+SHARED_CORE = 2.0  # contention, where the lane and backward have one core
+OWN_CORES = 1.2  # and where they have more, but the same memory
 WORTH_IT = 0.95  # of plain DDP's step: less of a gain is not worth the noise in the gradient
 
 _HARMFUL = {
@@ -84,6 +86,11 @@ def cores_for(place: Place, places: Sequence[Place]) -> float:
     return len(place.cores) / max(1, len(sharing))
 
 
+def contention_with(cores: float) -> float:
+    """How much the lane and backward slow each other down on so many cores."""
+    return SHARED_CORE if cores < 2 else OWN_CORES
+
+
 def slow_hosts(places: Sequence[Place], speeds: Sequence[Speeds]) -> list[Finding]:
     """Ranks that compute, or move memory, much slower than most."""
     usual = statistics.median(speed.compute_s for speed in speeds)
@@ -109,10 +116,9 @@ def slow_links(places: Sequence[Place], wires: Sequence[Wire]) -> list[Finding]:
         return []
     found = []
     for does, end in (("sends", "sender"), ("receives", "receiver")):
-        best = {
-            place.rank: max((wire.bytes_per_s for wire in wires if getattr(wire, end) == place.rank), default=0.0)
-            for place in places
-        }
+        best: dict[int, float] = {}  # of the ranks that have such a wire: of many ranks not all pairs are measured
+        for wire in wires:
+            best[getattr(wire, end)] = max(wire.bytes_per_s, best.get(getattr(wire, end), 0.0))
         usual = statistics.median(best.values())
         found += [
             Finding(
@@ -122,7 +128,7 @@ def slow_links(places: Sequence[Place], wires: Sequence[Wire]) -> list[Finding]:
                 (place.rank,),
             )
             for place in places
-            if best[place.rank] < SLOW_LINK * usual
+            if best.get(place.rank, usual) < SLOW_LINK * usual
         ]
     return found
 

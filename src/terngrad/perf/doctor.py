@@ -18,6 +18,7 @@ from terngrad.methods import Method
 from terngrad.perf.diagnosis import (
     Finding,
     cluster_of,
+    contention_with,
     cores_for,
     described,
     odd_settings,
@@ -34,8 +35,6 @@ from terngrad.perf.step import Prediction
 
 MEETING = dt.timedelta(minutes=3)  # for all ranks to start
 PATIENCE = dt.timedelta(minutes=30)  # for the slowest: to find it is what this is for
-SHARED_CORE = 2.0  # contention, where the lane and backward have one core
-OWN_CORES = 1.2  # and where they have more, but the same memory
 
 
 @dataclass(frozen=True)
@@ -83,7 +82,9 @@ def examine(
     findings = unreachable(places)
     if findings:
         names = ", ".join(str(finding.ranks[0]) for finding in findings)
-        return Examination(places, findings, verdict=f"Rank {names} cannot be reached; training would wait for ever.")
+        return Examination(
+            places, findings, verdict=f"Rank {names} cannot be reached; training would wait for its timeout."
+        )
     dist.init_process_group(
         "gloo", store=PrefixStore("group", store), rank=rank, world_size=world_size, timeout=PATIENCE
     )
@@ -128,7 +129,7 @@ def _together(
     slowest = max((found[1] for found in everyone), key=lambda found: found.compute_s)
     codecs = max((found[2] for found in everyone), key=_seconds_of_a_million)
     cluster = cluster_of(places, wires)
-    contention = SHARED_CORE if min(cores_for(found, places) for found in places) < 2 else OWN_CORES
+    contention = contention_with(min(cores_for(found, places) for found in places))
     predictions = predict_all(slowest, cluster, {name: (methods[name], codecs[name]) for name in methods}, contention)
     findings = [*odd_settings(places), *slow_hosts(places, speeds), *slow_links(places, wires)]
     return Examination(places, findings, speeds, wires, slowest, codecs, predictions, verdict(predictions))
