@@ -1,7 +1,8 @@
 """What the experiments on accuracy share: a grid of training runs, several at a time, kept as small JSON files.
 
 A cell is one run of `terngrad train`. Its result is written when it has ended, and a cell that has one with the same
-arguments is not run again: an experiment that was interrupted goes on where it stopped.
+arguments is not run again: an experiment that was interrupted goes on where it stopped, and one that needs a run of
+another takes it from there.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ from typing import Any
 
 from terngrad.train import read_run
 
+HERE = Path(__file__).resolve().parent
 _running: set[subprocess.Popen[str]] = set()
 
 
@@ -36,6 +38,7 @@ class Cell:
 def run_cells(cells: Sequence[Cell], folder: Path, options: argparse.Namespace) -> dict[str, dict[str, Any]]:
     """The result of every cell that has one in the end; failures are printed and left out."""
     folder.mkdir(parents=True, exist_ok=True)
+    _take_from_others(cells, folder)
     found = {cell.name: _kept(cell, folder) for cell in cells}
     missing = [] if options.table else [cell for cell in cells if found[cell.name] is None]
     print(f"{len(cells)} runs, {len(cells) - len(missing)} of them there already", flush=True)
@@ -62,6 +65,21 @@ def _kept(cell: Cell, folder: Path) -> dict[str, Any] | None:
     return result if result is not None and result["arguments"] == list(cell.arguments) else None
 
 
+def _take_from_others(cells: Sequence[Cell], folder: Path) -> None:
+    """Copies runs with the same arguments that another experiment has made."""
+    others = [path for path in HERE.glob("*/results/runs/*.json") if path.parent != folder]
+    made = {tuple(result["arguments"]): result for result in (json.loads(path.read_text()) for path in others)}
+    for cell in cells:
+        if cell.arguments in made and _kept(cell, folder) is None:
+            _write(made[cell.arguments], folder / f"{cell.name}.json")
+
+
+def _write(result: dict[str, Any], path: Path) -> None:
+    temporary = path.with_name(f".{path.name}")
+    temporary.write_text(json.dumps(result, indent=1) + "\n")
+    temporary.rename(path)
+
+
 def _run(cell: Cell, folder: Path, options: argparse.Namespace) -> dict[str, Any] | None:
     with tempfile.TemporaryDirectory(prefix="terngrad-experiment-") as scratch:
         run = Path(scratch, "run")
@@ -78,9 +96,7 @@ def _run(cell: Cell, folder: Path, options: argparse.Namespace) -> dict[str, Any
             print(f"{cell.name}: exit code {process.returncode}\n{said[-2000:]}", file=sys.stderr, flush=True)
             return None
         result = compact(cell, run)
-    temporary = folder / f".{cell.name}.json"
-    temporary.write_text(json.dumps(result, indent=1) + "\n")
-    temporary.rename(folder / f"{cell.name}.json")
+    _write(result, folder / f"{cell.name}.json")
     return result
 
 
@@ -169,6 +185,10 @@ class Arm:
     label: str
     arguments: tuple[str, ...]
     base: str | None = None  # another arm's label
+    most_seeds: int = 100  # where fewer do: what is compared with the arm that an experiment is about
+
+    def seeds(self, options: argparse.Namespace) -> range:
+        return range(min(self.most_seeds, options.seeds))
 
     def cell(self, seed: int) -> Cell:
         name = self.label.replace(" ", "-").replace(",", "").replace(":", "-").replace("=", "")
@@ -190,12 +210,12 @@ def main(here: Path, description: str, arms: Callable[[argparse.Namespace], Sequ
     """Runs an experiment's arms over all seeds, and writes results/runs and results/table.md."""
     options = read_options(description)
     chosen = arms(options)
-    cells = [arm.cell(seed) for seed in range(options.seeds) for arm in chosen]
+    cells = [arm.cell(seed) for seed in range(options.seeds) for arm in chosen if seed in arm.seeds(options)]
     results = run_cells(cells, here / "results" / "runs", options)
     by_seed: dict[str, dict[int, float]] = {}
     rows = []
     for arm in chosen:
-        seeds = [seed for seed in range(options.seeds) if arm.cell(seed).name in results]
+        seeds = [seed for seed in arm.seeds(options) if arm.cell(seed).name in results]
         found = [results[arm.cell(seed).name] for seed in seeds]
         if not found:
             continue
@@ -222,24 +242,21 @@ def main(here: Path, description: str, arms: Callable[[argparse.Namespace], Sequ
 
 
 SDAGC = "sdagc:threshold=3,values=sign"
-SPARSE = {
-    "fp16": "fp16",
-    "TernGrad": "terngrad",
-    "TernGrad, entropy codes": "terngrad:codec=entropy",
-    "DGC": "dgc:density=0.001",
-    "SDAGC": SDAGC,
-}
+OTHERS = {"fp16": "fp16", "TernGrad": "terngrad:codec=entropy", "DGC": "dgc:density=0.001"}
 
 
 def methods_of(label: str, recipe: Sequence[str], steps: int, options: argparse.Namespace) -> list[Arm]:
-    """One recipe with every method that sparse ones are compared with."""
+    """One recipe with SDAGC and fp32 over all seeds, and once with every method that SDAGC is compared with."""
     number = scaled(steps, options)
     common = (*recipe, "--steps", number, "--eval-every", str(int(number) // 5), *COMMON)
     base = f"{label}, fp32"
-    four = ("--virtual-workers", "4")
-    found = [Arm(base, (*common, *four, "--method", "fp32"))]
-    found += [Arm(f"{label}, {name}", (*common, *four, "--method", spec), base) for name, spec in SPARSE.items()]
-    return [*found, Arm(f"{label}, PowerSGD", (*common, "--workers", "4", "--method", "powersgd:rank=1"), base)]
+    four = (*common, "--virtual-workers", "4")
+    return [
+        Arm(base, (*four, "--method", "fp32")),
+        Arm(f"{label}, SDAGC", (*four, "--method", SDAGC), base),
+        *(Arm(f"{label}, {name}", (*four, "--method", spec), base, 1) for name, spec in OTHERS.items()),
+        Arm(f"{label}, PowerSGD", (*common, "--workers", "4", "--method", "powersgd:rank=1"), base, 1),
+    ]
 
 
 def ratio_of(results: Sequence[dict[str, Any]]) -> str:

@@ -48,7 +48,7 @@ def _measure(
     command = [
         sys.executable, str(BENCHMARK), "--net", net, "--hosts", str(hosts), "--link", link,
         "--batch", str(NETS[net]), "--steps", str(turns * steps), "--steps-per-turn", str(steps),
-        "--methods", *methods, "--timeout", "3600", "--json", str(path), *more,
+        "--methods", *methods, "--predict", "--timeout", "3600", "--json", str(path), *more,
     ]  # fmt: skip
     subprocess.run(command, check=True)
 

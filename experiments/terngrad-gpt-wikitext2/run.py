@@ -10,7 +10,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 import grid
 
 WORKERS = 4
-STEPS = 800
+STEPS = 400
 METHODS = ("terngrad", "terngrad:block=512")
 
 
