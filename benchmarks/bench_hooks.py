@@ -91,6 +91,7 @@ def run(args: argparse.Namespace, lab: Lab | None, **changes: Any) -> list[dict[
             "interface": lab.environment(0)["GLOO_SOCKET_IFNAME"] if lab else "lo",
             "rounds": -(-args.steps // args.steps_per_turn),
             "steps_per_turn": args.steps_per_turn, "sample_steps": args.sample_steps, "net": args.net,
+            "data": str(args.data or ""),
             "width": args.width, "depth": args.depth, "batch": args.batch, "bucket_view": args.bucket_view,
             "momentum": args.momentum, "pin": args.pin, "predict": args.predict, "seed": args.seed,
         }  # fmt: skip
@@ -168,6 +169,7 @@ def summarize(ranks: list[dict[str, Any]], method: str, linked: bool) -> dict[st
         "stats_to_socket": stats["bytes_sent"] / wire["socket_sent"] if stats and wire["socket_sent"] else None,
         "phases_s": {key: value for key, value in stats.items() if key.endswith("_s")},
         "predicted_s": ranks[0]["predicted_s"].get(method),
+        "chosen": ranks[0]["methods"][method]["chosen"],
     }
 
 
@@ -340,12 +342,13 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--link", choices=LINKS, default="1gbit",
                         help="of a lab; none: no lab, the ranks talk over the loopback")  # fmt: skip
     parser.add_argument("--methods", nargs="+", metavar="METHOD",
-                        help=f"of {NO_SYNC}, {DDP}, {DDP_FP16}, {POWERSGD}RANK, or any terngrad spec")  # fmt: skip
+                        help=f"of {NO_SYNC}, {DDP}, {DDP_FP16}, {POWERSGD}RANK, or a spec, auto included")  # fmt: skip
     parser.add_argument("--runs", type=int, default=1, help="how often all of it is started anew")
     parser.add_argument("--steps", type=int, default=30, help="timed steps of each method and run")
     parser.add_argument("--steps-per-turn", type=int, default=5, help="timed steps before the next method's turn")
     parser.add_argument("--sample-steps", type=int, nargs="+", default=[5, 20, 50], help="when --memory looks")
-    parser.add_argument("--net", choices=NETS, default=PERCEPTRON, help="the perceptron, or a recipe for speed only")
+    parser.add_argument("--net", choices=NETS, default=PERCEPTRON, help="the perceptron, or a recipe")
+    parser.add_argument("--data", type=Path, metavar="FOLDER", help="of a recipe that needs one")
     parser.add_argument("--width", type=int, default=1024, help="of the perceptron's layers")
     parser.add_argument("--depth", type=int, default=24, help="how many of them")
     parser.add_argument("--batch", type=int, default=16, help="examples of a rank and step")

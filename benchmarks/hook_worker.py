@@ -32,11 +32,12 @@ from torch.nn.parallel import DistributedDataParallel
 import terngrad
 from terngrad.perf import Cluster, diagnosis, probes
 
-NO_SYNC, DDP, DDP_FP16, POWERSGD = "no-sync", "ddp", "ddp-fp16", "powersgd-"
+NO_SYNC, DDP, DDP_FP16, POWERSGD, AUTO = "no-sync", "ddp", "ddp-fp16", "powersgd-", "auto"
 DDP_NAMES = (NO_SYNC, DDP, DDP_FP16)
 AT = "@"  # between a spec and the exchange it is to use
 SETTLING_STEPS = 2  # with which a turn begins: DDP arranges its buckets anew after the first
 POWERSGD_SETTLING_STEPS = 3  # two dense steps and one that makes its buffers
+CHOOSING_STEPS = 100  # at most, for "auto" to settle
 _PHASES = ("encode_s", "exchange_s", "decode_s")
 
 
@@ -53,6 +54,7 @@ class Job:
     steps_per_turn: int
     sample_steps: list[int]
     net: str
+    data: str  # a folder; "": where recipes look by themselves
     width: int  # of the perceptron, as the next
     depth: int
     batch: int  # examples of each rank and step
@@ -73,6 +75,7 @@ class Record:
     num_steps: int = 0  # that the counts below are of: timed or not, without warm-up
     counts: wire.Counts = wire.ZERO
     stats: dict[str, float] = field(default_factory=dict)  # what handle.stats() grew by
+    chosen: list[str] = field(default_factory=list)  # by "auto", in each turn
 
     def series(self) -> tuple[list[float], list[float], list[float]]:
         return self.seconds, self.cpu_seconds, self.page_faults
@@ -141,6 +144,10 @@ def take_turn(method: Method, module: nn.Module, loss: Loss, record: Record, job
     trainer = Trainer(method, module, loss, job.bucket_view, job.momentum)
     for _ in range(POWERSGD_SETTLING_STEPS if method.is_powersgd else SETTLING_STEPS):
         trainer.step()
+    for _ in range(CHOOSING_STEPS):
+        if trainer.handle is None or not trainer.handle.choosing:
+            break
+        trainer.step()
     dist.barrier()
     counts, stats = wire.read_counts(job.interface), trainer.stats()
     for _ in range(job.steps_per_turn):
@@ -155,6 +162,7 @@ def take_turn(method: Method, module: nn.Module, loss: Loss, record: Record, job
     for key, value in trainer.stats().items():
         record.stats[key] = record.stats.get(key, 0) + value - stats[key]
     if trainer.handle is not None:
+        record.chosen += [decision.method for decision in trainer.handle.decisions[-1:]]
         trainer.handle.detach()
 
 
@@ -162,7 +170,7 @@ def make_net(job: Job) -> tuple[nn.Module, Loss]:
     rank = dist.get_rank()
     if job.net == PERCEPTRON:
         return perceptron(job.width, job.depth, job.batch, job.seed, rank)
-    return recipe_net(job.net, job.batch, job.seed, rank, job.world_size)
+    return recipe_net(job.net, Path(job.data) if job.data else None, job.batch, job.seed, rank, job.world_size)
 
 
 def run_steps(job: Job) -> dict[str, Any]:
@@ -191,7 +199,7 @@ def predict(job: Job, module: nn.Module, loss: Loss) -> dict[str, float]:
     optimizer = torch.optim.SGD(module.parameters(), lr=1e-4, momentum=job.momentum)
     dist.barrier()
     profile = probes.measure_profile(module, lambda: loss(module), optimizer, repeats=3)
-    specs = [name for name in job.methods if name in DDP_NAMES or (AT not in name and not name.startswith(POWERSGD))]
+    specs = [name for name in job.methods if name in DDP_NAMES or _is_predicted(name)]
     own = {spec: terngrad.from_spec(spec) for spec in specs if spec not in DDP_NAMES}
     codecs = {spec: probes.measure_codec(method, probes.sample_of(module)) for spec, method in own.items()}
     module.zero_grad()
@@ -204,6 +212,10 @@ def predict(job: Job, module: nn.Module, loss: Loss) -> dict[str, float]:
     cluster, contention = Cluster(job.world_size, link), diagnosis.contention_with(cores)
     found = diagnosis.predict_all(slowest, cluster, known, contention)
     return {NO_SYNC: slowest.compute_s, **{name: found[name].step_s for name in specs if name in found}}
+
+
+def _is_predicted(name: str) -> bool:
+    return AT not in name and not name.startswith((POWERSGD, AUTO))
 
 
 def run_memory(job: Job) -> dict[str, Any]:

@@ -1,8 +1,9 @@
-"""What bench_hooks trains: a perceptron of any size, or the model of a recipe on its synthetic images."""
+"""What bench_hooks trains: a perceptron of any size, or the model of a recipe."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 
 import torch
 from torch import Tensor, nn
@@ -10,7 +11,7 @@ from torch import Tensor, nn
 from terngrad.recipes import RECIPES
 
 PERCEPTRON = "perceptron"
-NETS = (PERCEPTRON, *(name for name, recipe in RECIPES.items() if not recipe.metric))
+NETS = (PERCEPTRON, *RECIPES)
 
 Loss = Callable[[nn.Module], Tensor]
 
@@ -29,10 +30,12 @@ def perceptron(width: int, depth: int, batch: int, seed: int, rank: int) -> tupl
     return nn.Sequential(*layers[:-1]), lambda model: nn.functional.mse_loss(model(inputs), targets)
 
 
-def recipe_net(name: str, batch: int, seed: int, rank: int, world_size: int) -> tuple[nn.Module, Loss]:
+def recipe_net(
+    name: str, data: Path | None, batch: int, seed: int, rank: int, world_size: int
+) -> tuple[nn.Module, Loss]:
     """A recipe's model, the same on every rank, and the loss of this rank's share of the first batch."""
     recipe = RECIPES[name]
-    task = recipe.load(None)
+    task = recipe.load(data)
     torch.manual_seed(seed)
     model = recipe.make_model(task)
     inputs, targets = task.batch(seed, 0, rank, world_size, batch * world_size)

@@ -6,7 +6,7 @@ handle = terngrad.attach(model, "terngrad")
 
 from importlib.metadata import version as _version
 
-from terngrad.ddp import Handle, ParameterServers, attach, hook
+from terngrad.ddp import Auto, Decision, Handle, ParameterServers, attach, hook
 from terngrad.errors import ConfigurationError, ExchangeError, ReplicaDivergence, TerngradError, WireError
 from terngrad.kernels import backend, backends, set_backend
 from terngrad.methods import DGC, SDAGC, Dense, Method, Sparse, TernGrad, from_spec
@@ -18,7 +18,9 @@ __version__ = _version("terngrad")
 __all__ = [
     "DGC",
     "SDAGC",
+    "Auto",
     "ConfigurationError",
+    "Decision",
     "Dense",
     "ExchangeError",
     "Handle",

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from examinations import examination, saved
 
 import terngrad
 from terngrad.cli import main
@@ -274,9 +275,49 @@ def test_model_as_json_has_a_point_for_every_method_and_number(call: Call) -> No
     assert points[3]["always_pays"] or points[3]["pays_below_bits_per_s"] > 1e9
 
 
+def test_model_takes_a_step_that_the_doctor_saved_to_other_clusters(call: Call, tmp_path: Path) -> None:
+    profile = saved(tmp_path / "doctor.json")
+    code, out, _ = call("model", "--profile", profile, "--workers", "2,1024", "--json")
+    assert code == 0
+    points = {(point["method"], point["workers"]): point for point in json.loads(out)["points"]}
+    assert set(points) == {(name, n) for name in ("fp32", "ddp-fp16", "terngrad", "fp16") for n in (2, 1024)}
+    assert points["fp32", 2]["step_s"] == pytest.approx(examination().predictions["ddp"].step_s)
+    assert points["terngrad", 2]["step_s"] == pytest.approx(examination().predictions["terngrad"].step_s)
+    far = json.loads(call("model", "--profile", profile, "--workers", "2", "--link", "8mbit@50ms", "--json")[1])
+    near = json.loads(call("model", "--profile", profile, "--workers", "2", "--link", "10gbit@1us", "--json")[1])
+    for slow, here, quick in zip(
+        far["points"], [p for (_, n), p in points.items() if n == 2], near["points"], strict=True
+    ):
+        assert slow["step_s"] > here["step_s"] > quick["step_s"]
+
+
+def test_model_of_the_paper_over_a_wide_area_link(call: Call) -> None:
+    code, out, _ = call(
+        "model", "--net", "vgg-a", "--link", "100mbit@30ms", "--workers", "8..4096", "--methods", "fp32,terngrad"
+    )
+    assert code == 0
+    assert "4,096" in out
+    assert "100 Mb/s and 30 ms" in out
+
+
+@pytest.mark.parametrize("of", ["paper", "profile"])
+def test_model_with_parameter_servers(call: Call, tmp_path: Path, of: str) -> None:
+    source = ("--profile", saved(tmp_path / "doctor.json")) if of == "profile" else ("--net", "vgg-a")
+    options = (*source, "--workers", "64", "--methods", "fp32,terngrad", "--json")
+    found = {
+        servers: [point["step_s"] for point in json.loads(call("model", *options, "--servers", servers)[1])["points"]]
+        for servers in (0, 1, 16)
+    }
+    assert all(one > many for one, many in zip(found[1], found[16], strict=True))
+    assert found[1][0] > found[1][1]  # fp32 and ternary codes
+    assert found[0] != found[1]
+
+
 @pytest.mark.parametrize(
     ("arguments", "wrong"),
     [
+        (("--link", "fast"), "--link 'fast'"),
+        (("--profile", "nowhere.json"), "terngrad doctor --save"),
         (("--workers", "many"), "--workers 'many'"),
         (("--workers", "0..8"), "--workers '0..8'"),
         (("--workers", "1,x"), "--workers '1,x'"),

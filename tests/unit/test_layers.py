@@ -18,8 +18,8 @@ BELOW: dict[str, set[str]] = {
     "codecs": {"errors", "kernels"},
     "methods": {"errors", "kernels", "codecs"},
     "exchange": {"errors"},
-    "ddp": {"errors", "kernels", "codecs", "methods", "exchange"},
     "perf": {"errors", "kernels", "codecs", "methods", "exchange"},
+    "ddp": {"errors", "kernels", "codecs", "methods", "exchange", "perf"},
     "virtual": {"errors", "kernels", "codecs", "methods", "exchange", "ddp"},
     "__init__": {"errors", "kernels", "codecs", "methods", "exchange", "ddp", "virtual", "perf"},
     # From here on a layer sees the package as its users do: what is public, and its errors.

@@ -22,6 +22,7 @@ from terngrad.perf import (
     Link,
     Prediction,
     Profile,
+    Served,
     Timeline,
     Work,
     break_even,
@@ -194,6 +195,31 @@ def test_all_payloads_are_decoded_in_all_gather_and_one_sum_in_two_shot() -> Non
     assert (gathered.encode_s, gathered.decode_s, gathered.add_s) == pytest.approx((1.0, 8.0, 0.0))
     assert (summed.encode_s, summed.decode_s, summed.add_s) == pytest.approx((1.0, 2.0, 4.0))
     assert Coded(method, "two-shot", **times).work(infos, Cluster(1, FAST)) == Work(0.0, 0.0, 0.0)
+
+
+@pytest.mark.parametrize("spec", ["fp32", "terngrad", "terngrad:codec=entropy"])
+def test_workers_send_servers_their_codes_once_however_many_there_are(spec: str) -> None:
+    parameters = [ParameterInfo("a", 100_000, False)]
+    sent = {
+        (servers, count): Served(from_spec(spec), num_servers=servers).bytes_sent(parameters, Cluster(count, FAST))
+        for servers in (1, 4)
+        for count in (2, 8)
+    }
+    small = 0.05 * sent[1, 2]  # scalers, headers, lengths
+    assert max(sent.values()) - min(sent.values()) < small
+    gathered = Coded(from_spec(spec)).bytes_sent(parameters, Cluster(2, FAST))  # to the one other worker
+    assert sent[1, 2] == pytest.approx(gathered, abs=small)
+
+
+def test_one_server_for_many_workers_is_what_a_step_waits_for() -> None:
+    profile = profile_of(0.001, numel=100_000)
+
+    def exposed(count: int, servers: int) -> float:
+        way = Served(from_spec("terngrad"), num_servers=servers)
+        return Prediction(profile, (1,), way, Cluster(count, Link(0.0, 1e6))).timeline.exposed_s
+
+    assert exposed(16, 1) == pytest.approx(4 * exposed(16, 4), rel=0.1)
+    assert exposed(16, 16) < exposed(16, 4)
 
 
 def test_half_the_bytes_pay_below_the_rate_at_which_casting_takes_as_long() -> None:

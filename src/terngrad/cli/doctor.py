@@ -23,9 +23,10 @@ from terngrad.perf.diagnosis import described, in_bits
 from terngrad.perf.doctor import Examination, examine
 from terngrad.perf.probes import measure_profile, sample_of
 from terngrad.recipes import RECIPES
+from terngrad.report import write_examination
 from terngrad.train import Outcome, make_optimizer, split_methods
 
-DEFAULT_METHODS = "bf16,terngrad,terngrad:codec=entropy,sdagc:values=sign"
+DEFAULT_METHODS = "fp16,terngrad:codec=two-bit,terngrad,terngrad:codec=entropy,sdagc:values=sign"
 
 
 def doctor(
@@ -41,7 +42,10 @@ def doctor(
     methods: Annotated[str, typer.Option(help="What to consider.")] = DEFAULT_METHODS,
     batch: options.Batch = None,
     data: options.Data = None,
-    save: Annotated[Path | None, typer.Option(metavar="FILE", help="Keep what was measured, as JSON.")] = None,
+    save: Annotated[
+        Path | None, typer.Option(metavar="FILE", help='Keep what was measured, for `terngrad model` and for "auto".')
+    ] = None,
+    html: Annotated[Path | None, typer.Option(metavar="FILE", help="Write a page of it.")] = None,
     json: options.Json = False,
 ) -> None:
     """Measure the links between ranks and the speed of each, say what is wrong, and whether compression would pay.
@@ -50,8 +54,11 @@ def doctor(
     at this machine and the model. It takes about a minute.
     """
     rank, world_size = int(os.environ.get("RANK", "0")), int(os.environ.get("WORLD_SIZE", "1"))
-    if save is not None and not save.absolute().parent.is_dir():
-        raise ConfigurationError(f"--save {str(save)!r}: there is no folder {save.absolute().parent}; make it first")
+    for option, path in (("--save", save), ("--html", html)):
+        if path is not None and not path.absolute().parent.is_dir():
+            raise ConfigurationError(
+                f"{option} {str(path)!r}: there is no folder {path.absolute().parent}; make it first"
+            )
     specs = split_methods(methods)
     module, loss_of, optimizer = _own_model(model) if model else _recipe(recipe, data, batch, rank, world_size)
     found = examine(
@@ -63,6 +70,8 @@ def doctor(
     if rank == 0:
         if save is not None:
             save.write_text(json_format.dumps(found.describe(), indent=1) + "\n")
+        if html is not None:
+            write_examination(found.describe(), html)
         if json:
             options.write_json(found.describe())
         else:

@@ -1,10 +1,11 @@
-"""`terngrad model`: what a step takes on a cluster that is not there."""
+"""`terngrad model`: what a step takes on clusters that need not be there."""
 
 from __future__ import annotations
 
 import math
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -12,45 +13,167 @@ import torch
 import typer
 from rich.table import Table
 
+from terngrad import from_spec
 from terngrad.cli import options
 from terngrad.errors import ConfigurationError
-from terngrad.perf import ParameterInfo, Prediction, break_even, describe, paper
+from terngrad.perf import (
+    AllReduce,
+    Line,
+    Link,
+    ParameterInfo,
+    Prediction,
+    Served,
+    break_even,
+    default_plan,
+    describe,
+    paper,
+)
+from terngrad.perf.choice import predict_methods
+from terngrad.perf.diagnosis import in_bits
+from terngrad.perf.probes import Codec
+from terngrad.perf.saved import Saved
 from terngrad.recipes import RECIPES
 from terngrad.report import write_chart
 from terngrad.train import split_methods
 
 MOST_WORKERS = 1 << 14
+PAPER_METHODS = ["fp32", "fp16", "terngrad-paper", "terngrad", "sdagc"]
 
 
 def model(
     net: Annotated[str, typer.Option(help=f"One of the paper's: {', '.join(paper.BATCH)}.")] = "alexnet",
     cluster: Annotated[str, typer.Option(help=f"{' or '.join(paper.CLUSTERS)}.")] = "paper-ethernet",
-    workers: Annotated[str, typer.Option(help="GPUs: a range, taken by powers of two, or a list.")] = "1..512",
+    profile: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", help="A step that `terngrad doctor --save` measured, instead of net and cluster."),
+    ] = None,
+    link: Annotated[
+        str | None,
+        typer.Option(
+            metavar="RATE[@LATENCY]", help="Between nodes, such as 10gbit or 100mbit@30ms, instead of its own."
+        ),
+    ] = None,
+    servers: Annotated[
+        int,
+        typer.Option(min=0, help="Parameter servers, each on a node of its own; 0: workers average among themselves."),
+    ] = 0,
+    workers: Annotated[str, typer.Option(help="A range, taken by powers of two, or a list.")] = "1..512",
     methods: Annotated[
-        str, typer.Option(help='Specs; "terngrad-paper" is TernGrad as the paper models it.')
-    ] = "fp32,fp16,terngrad-paper,terngrad,sdagc",
+        str | None,
+        typer.Option(
+            help='Specs; "terngrad-paper" is TernGrad as the paper models it. By default some of all kinds, of a '
+            "profile all that it has."
+        ),
+    ] = None,
     figure: Annotated[Path | None, typer.Option(metavar="FILE", help="Draw the throughput, as SVG.")] = None,
     json: options.Json = False,
 ) -> None:
-    """Predict throughput, speed-up and what bounds it, on the paper's clusters.
+    """Predict throughput, speed-up and what bounds it, on clusters that need not be there.
 
     By arithmetic alone: docs/performance-model.md derives it, and says what was calibrated.
     """
-    counts, names = parse_workers(workers), split_methods(methods)
-    parameters = parameters_of(net)
-    found = {name: [paper.predict(cluster, net, parameters, name, count) for count in counts] for name in names}
-    rows = [
-        _figures(net, name, p, base) for name in names for p, base in _beside(found, name, cluster, net, parameters)
-    ]
+    counts, between = parse_workers(workers), parse_link(link) if link else None
+    names = split_methods(methods) if methods else None
+    if profile:
+        source = _of_profile(profile, between, names, servers)
+    else:
+        source = _of_paper(net, cluster, between, names, servers)
+    rows = [row for name in source.names for row in _rows(source, name, counts)]
     if figure is not None:
         curves = {
-            name: [(row["workers"], row["images_per_s"]) for row in rows if row["method"] == name] for name in names
+            name: [(row["workers"], row["examples_per_s"]) for row in rows if row["method"] == name]
+            for name in source.names
         }
-        write_chart(curves, figure, f"{net}, {cluster}", "images a second")
+        write_chart(curves, figure, source.title, f"{source.unit} a second")
     if json:
-        options.write_json({"net": net, "cluster": cluster, "points": rows, "figure": str(figure) if figure else None})
+        options.write_json({"source": source.title, "points": rows, "figure": str(figure) if figure else None})
     else:
-        _print(rows, counts, names, f"{net}, {cluster}, images a second and what bounds them")
+        _print(rows, counts, source.names, f"{source.title}, {source.unit} a second and what bounds them")
+
+
+@dataclass(frozen=True)
+class _Source:
+    """Where predictions come from."""
+
+    title: str
+    unit: str  # of throughput
+    batch: int  # of one worker: how many of those a step is
+    names: list[str]
+    least_workers: int  # from which on there is a link between nodes
+    predict: Callable[[str, int], Prediction]  # a method's step on so many workers
+
+
+def _of_paper(net: str, cluster: str, between: Link | None, names: list[str] | None, servers: int) -> _Source:
+    parameters = parameters_of(net)
+
+    def predict(name: str, count: int) -> Prediction:
+        return paper.predict(cluster, net, parameters, name, count, between, servers)
+
+    title = f"{net}, {cluster}" + (f" at {_text(between)}" if between else "") + _by(servers)
+    return _Source(title, "images", paper.BATCH.get(net, 1), names or PAPER_METHODS, paper.GPUS_OF_A_NODE + 1, predict)
+
+
+def _of_profile(path: Path, between: Link | None, names: list[str] | None, servers: int) -> _Source:
+    """With as many workers in every node as there were, the same codecs, and the same links unless others are given."""
+    saved = Saved.read(path)
+    plan = default_plan(saved.profile)
+    known = ["fp32", *(() if servers else ("ddp-fp16",)), *saved.codecs]
+    unknown = [name for name in names or () if name not in known]
+    if unknown:
+        raise ConfigurationError(
+            f"--methods {','.join(unknown)}: {path} has {', '.join(known)}; pass some of these, or run `terngrad "
+            "doctor --methods ... --save` again"
+        )
+
+    def predict(name: str, count: int) -> Prediction:
+        devices = min(count, saved.cluster.devices)
+        if count % devices:
+            raise ConfigurationError(f"--workers {count}: nodes have {devices} each; pass a multiple of that")
+        there = replace(
+            saved.cluster, num_nodes=count // devices, devices=devices, between=between or saved.cluster.between
+        )
+        if servers:
+            codec = saved.codecs.get(name, Codec(Line(), Line(), Line()))
+            times = (codec.encode, codec.decode, codec.add, codec.size_ratio, codec.sum_ratio)
+            sending = Served(from_spec(name), "", *times, num_servers=servers)
+            return Prediction(saved.profile, plan, sending, there, saved.contention)
+        if name in ("fp32", "ddp-fp16"):
+            way = AllReduce() if name == "fp32" else AllReduce("fp16", 2)
+            return Prediction(saved.profile, plan, way, there, saved.contention)
+        codecs = {name: (from_spec(name), saved.codecs[name])}
+        return predict_methods(saved.profile, plan, there, codecs, saved.contention)[name]
+
+    at = between or saved.cluster.between
+    return _Source(
+        f"{path.name}, {_text(at)}{_by(servers)}",
+        "steps of a worker",
+        1,
+        names or known,
+        saved.cluster.devices + 1,
+        predict,
+    )
+
+
+def _by(servers: int) -> str:
+    return f", {servers} parameter servers" if servers else ""
+
+
+def _text(link: Link) -> str:
+    return f"{in_bits(link.bytes_per_s)} and {1e3 * link.latency_s:.3g} ms"
+
+
+def parse_link(text: str) -> Link:
+    """A rate, and a latency of 0.1 ms if no other follows."""
+    found = re.fullmatch(r"([\d.]+)([kmg])bit(?:@([\d.]+)(us|ms|s))?", text)
+    try:
+        assert found is not None
+        rate = float(found[1]) * {"k": 1e3, "m": 1e6, "g": 1e9}[found[2]]
+        latency = float(found[3]) * {"us": 1e-6, "ms": 1e-3, "s": 1.0}[found[4]] if found[3] else 1e-4
+        return Link.of(rate, latency)
+    except (AssertionError, ValueError):
+        raise ConfigurationError(
+            f"--link {text!r}: pass a rate such as 10gbit or 100mbit, and if it matters a latency, as in 100mbit@30ms"
+        ) from None
 
 
 def parse_workers(text: str) -> list[int]:
@@ -77,25 +200,19 @@ def parameters_of(net: str) -> list[ParameterInfo]:
         return describe(dict(RECIPES[net].build(1000).named_parameters()))
 
 
-def _beside(
-    found: dict[str, list[Prediction]], name: str, cluster: str, net: str, parameters: Sequence[ParameterInfo]
-) -> list[tuple[Prediction, Prediction]]:
-    """Every prediction with that of fp32 on as many workers."""
-    base = found.get("fp32") or [
-        paper.predict(cluster, net, parameters, "fp32", p.cluster.num_workers) for p in found[name]
-    ]
-    return list(zip(found[name], base, strict=True))
+def _rows(source: _Source, name: str, counts: Sequence[int]) -> list[dict[str, Any]]:
+    return [_figures(source, name, source.predict(name, count), source.predict("fp32", count)) for count in counts]
 
 
-def _figures(net: str, name: str, found: Prediction, base: Prediction) -> dict[str, Any]:
+def _figures(source: _Source, name: str, found: Prediction, base: Prediction) -> dict[str, Any]:
     count = found.cluster.num_workers
     rate = None
-    if count > paper.GPUS_OF_A_NODE and name != "fp32":
-        rate = break_even(found.profile, found.plan, found.sending, base.sending, found.cluster)
+    if count >= source.least_workers and name != "fp32":
+        rate = break_even(found.profile, found.plan, found.sending, base.sending, found.cluster, found.contention)
     return {
         "method": name,
         "workers": count,
-        "images_per_s": count * paper.BATCH[net] / found.step_s,
+        "examples_per_s": count * source.batch / found.step_s,
         "step_s": found.step_s,
         "speedup": base.step_s / found.step_s,
         "bound": found.bound,
@@ -116,7 +233,7 @@ def _print(rows: Sequence[dict[str, Any]], counts: Sequence[int], names: Sequenc
         for name in names:
             row = by_key[name, count]
             gain = f" {row['speedup']:.2f}x" if name != "fp32" else ""
-            cells.append(f"{row['images_per_s']:,.0f}{gain} {row['bound']}")
+            cells.append(f"{row['examples_per_s']:,.{0 if row['examples_per_s'] >= 10 else 2}f}{gain} {row['bound']}")
         table.add_row(f"{count:,}", *cells)
     table.add_row("pays below", *(_pays(by_key[name, counts[-1]]) for name in names))
     options.console().print(table)

@@ -13,6 +13,7 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 from terngrad.ddp._hook import Slot, terngrad_hook
+from terngrad.ddp.auto import Auto
 from terngrad.ddp.handle import Handle
 from terngrad.ddp.servers import ParameterServers
 from terngrad.errors import ConfigurationError
@@ -47,7 +48,7 @@ def find_ddp(model: Any) -> DistributedDataParallel:
 
 def attach(
     model: Any,
-    method: Method | str = "terngrad",
+    method: Method | Auto | str = "terngrad",
     *,
     exchange: str | ParameterServers = "auto",
     optimizer: torch.optim.Optimizer | None = None,
@@ -58,7 +59,8 @@ def attach(
 ) -> Handle:
     """Sends the gradients of a DDP model by `method` from the next backward pass on. Call it on all ranks.
 
-    method: a method, or its spec: "terngrad", "terngrad:codec=entropy", "sdagc:threshold=4", "dgc", "fp16" and others.
+    method: a method, or its spec: "terngrad", "terngrad:codec=entropy", "sdagc:threshold=4", "dgc", "fp16" and others;
+        or "auto", which measures some steps of plain DDP and chooses by itself.
     exchange: "all-gather", "two-shot", "auto" for the cheaper of the two for each bucket, or ParameterServers.
     optimizer: the model's, for methods that take its momentum over ("sdagc", "dgc"); detach() gives it back.
     grad_scaler: of AMP, for methods that hold something back, so that this follows the scale of the loss.
@@ -94,7 +96,7 @@ def attach(
 
 
 def hook(
-    method: Method | str, model: nn.Module, *, group: dist.ProcessGroup | None = None, **options: Any
+    method: Method | Auto | str, model: nn.Module, *, group: dist.ProcessGroup | None = None, **options: Any
 ) -> tuple[Slot, Callable[..., Any]]:
     """The (state, hook) pair for `register_comm_hook`, for a module that DDP will wrap; `state.handle` is the handle.
 

@@ -73,32 +73,3 @@ def _first_differing(parameters: Sequence[Sequence[object]]) -> list[str]:
     rows = enumerate(zip_longest(*parameters))
     number, found = next((i, row) for i, row in rows if any(value != row[0] for value in row))
     return [f"{len(own)} parameters, number {number} is {one}" for own, one in zip(parameters, found, strict=True)]
-
-
-_ADVICE = {
-    "format": "load it with the terngrad that wrote it",
-    "method": "attach with, or set_method to, the method that was saved",
-    "world_size": "what is held back belongs to a rank; resume with as many, drain() and detach() before saving, or "
-    "pass on_resize='reset', which drops it",
-    "rank": "every rank loads the state that it saved itself",
-}
-
-
-def problem_with_state(
-    state: Mapping[str, Any], mine: Mapping[str, object], parameters: Mapping[str, nn.Parameter]
-) -> str | None:
-    """Why a saved state cannot be continued exactly by a handle that has `mine`, or None if it can."""
-    residuals = {**state.get("residuals", {}), **state.get("velocities", {})}
-    for key in ("format", "method", *(("world_size", "rank") if residuals else ())):
-        if state.get(key) != mine[key]:
-            return f"{key} is {state.get(key)!r}, this handle has {mine[key]!r}; {_ADVICE[key]}"
-    unknown = sorted(set(residuals) - set(parameters))
-    if unknown:
-        return f"residuals of {unknown[:5]}, which this model does not have; load it into the model that wrote it"
-    for name, residual in residuals.items():
-        if residual.numel() != parameters[name].numel():
-            return (
-                f"the residual of {name} has {residual.numel()} elements, the parameter has "
-                f"{parameters[name].numel()}; load it into the model that wrote it"
-            )
-    return None

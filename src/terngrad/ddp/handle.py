@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import logging
 import operator
 import weakref
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any, Protocol
 
 import torch
@@ -12,30 +14,36 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from terngrad.codecs import AnyFrame, Segment
+from terngrad.ddp import saving
+from terngrad.ddp.auto import NAME as AUTO
+from terngrad.ddp.auto import Auto, Decision, as_auto
 from terngrad.ddp.checks import (
     cheapest,
     check_exchange,
     check_types,
     exchanges_for,
-    problem_with_state,
     require_same,
 )
+from terngrad.ddp.crew import LaneCrew
 from terngrad.ddp.futures import after_backward, done, plain_average
 from terngrad.ddp.lane import Lane
 from terngrad.ddp.momentum import MomentumLink
 from terngrad.ddp.parameters import averaged_parameters
 from terngrad.ddp.phases import Phases
+from terngrad.ddp.pilot import Pilot
 from terngrad.ddp.scratch import Scratch
 from terngrad.ddp.servers import ParameterServers
 from terngrad.ddp.stage import DeviceOrder, Stage, naming
 from terngrad.ddp.statistics import Counters, by_parameter, summary
 from terngrad.ddp.task import BucketTask, CallTask, SparseTask
 from terngrad.ddp.verify import verify
+from terngrad.ddp.watch import Watch
 from terngrad.errors import ConfigurationError
-from terngrad.exchange import Channel, Exchange, own_group
-from terngrad.methods import AnyBucket, Coder, Method, describe, from_spec, open_bucket
+from terngrad.exchange import EXCHANGES, Channel, Exchange, own_group
+from terngrad.methods import AnyBucket, Coder, Dense, Method, describe, from_spec, open_bucket
+from terngrad.perf.choice import PLAIN
 
-_STATE_FORMAT = 2
+log = logging.getLogger("terngrad.auto")
 
 
 def as_method(method: Method | str) -> Method:
@@ -59,18 +67,26 @@ class Handle:
         self,
         module: nn.Module,
         group: dist.ProcessGroup,
-        method: Method | str,
+        method: Method | Auto | str,
         *,
-        exchange: str | ParameterServers = "auto",
+        exchange: str | ParameterServers = AUTO,
         optimizer: torch.optim.Optimizer | None = None,
         grad_scaler: torch.amp.GradScaler | None = None,
         seed: int = 0,
         verify_every: int = 0,
         measure_every: int = 100,
     ) -> None:
-        method = as_method(method)
+        auto = as_auto(method)
+        method = as_method(method) if not isinstance(method, Auto) and auto is None else Dense()
         self._attached = False  # until all is well
+        self._plain = False  # whether DDP's own group averages
+        self._pilot: Pilot | None = None
         if isinstance(exchange, ParameterServers):
+            if auto is not None:
+                raise ConfigurationError(
+                    f"attach: {auto.spec} with ParameterServers: it chooses among exchanges without servers; pass a "
+                    "method with servers, or leave them out"
+                )
             self._exchange = f"{exchange.num_servers} servers"
             self._exchanges: list[Exchange] = [exchange.claim(self, group)]
         else:
@@ -104,15 +120,42 @@ class Handle:
         self._position = 0  # buckets of this step so far
         self._unnumbered = False
         try:
-            problem = self._problem_with_momentum(method)
-            self._agree("attach", problem=str(problem), grad_scaler=grad_scaler is not None)
+            problem = self._problem_with(method)
+            spec = auto.spec if auto is not None else ""
+            self._agree("attach", problem=str(problem), grad_scaler=grad_scaler is not None, auto=spec)
             if problem:
                 raise problem
+            if auto is not None and self._channel.world_size > 1:
+                self._pilot = self._make_pilot(auto)
         except BaseException:
             self._lane.close()
             raise
         self._follow_method()
         self._attached = True
+
+    def _make_pilot(self, auto: Auto) -> Pilot:
+        """With the candidates that this model and its optimizer admit, which ranks agree on."""
+        device = next(iter(self._parameters.values()), torch.empty(0)).device
+        crew = LaneCrew(self._lane, self._channel, device)
+        usable = {}
+        for spec, method in auto.methods.items():
+            problem = self._problem_with(method)
+            if any(crew.gather(problem is not None)):
+                log.info("%s is no candidate: %s", spec, problem or "another rank cannot use it")
+            else:
+                usable[spec] = method
+        names = [exchange.name for exchange in self._exchanges]
+        pilot = Pilot(auto, usable, self._coder.parameters, names, crew, Watch())
+        self._follow_decision(pilot.start(0))
+        return pilot
+
+    def _follow_decision(self, decision: Decision) -> None:
+        self._plain = decision.method == PLAIN
+        if self._exchange == AUTO:
+            chosen = EXCHANGES.get(decision.exchange)
+            self._exchanges = exchanges_for(AUTO) if chosen is None else [chosen]
+        self._coder.set_method(Dense() if self._plain else from_spec(decision.method))
+        self._follow_method()
 
     # For the user
 
@@ -125,6 +168,16 @@ class Handle:
     def step(self) -> int:
         """How many synchronised backward passes there have been."""
         return self._step
+
+    @property
+    def decisions(self) -> tuple[Decision, ...]:
+        """What "auto" has decided so far, and why; the last one holds. Empty for a method of your own choice."""
+        return tuple(self._pilot.decisions) if self._pilot is not None else ()
+
+    @property
+    def choosing(self) -> bool:
+        """Whether "auto" still measures what it has chosen."""
+        return self._pilot is not None and self._pilot.choosing
 
     @property
     def attached(self) -> bool:
@@ -145,23 +198,34 @@ class Handle:
         self._epoch = epoch
 
     def set_method(self, method: Method | str) -> None:
-        """Changes the method from the next step on. Residuals are kept, and sent by the first step that keeps none."""
-        problem = None
+        """Changes the method from the next step on. Residuals are kept, and sent by the first step that keeps none.
+
+        "auto" makes no more choices after that.
+        """
+        problem = self._problem_with(method)
+        self._agree("set_method", method=getattr(method, "spec", method), problem=str(problem))
+        if problem:
+            raise problem
+        method = as_method(method)
+        if self._pilot is not None:
+            self._exchanges = exchanges_for(self._exchange)
+            self._plain = False
+            self._pilot.pin(Decision(self._step, method.spec, self._exchange, "pinned"))
+        self._coder.set_method(method)
+        self._follow_method()
+
+    def pin(self) -> None:
+        """Has "auto" stay with what it uses now."""
+        self._agree("pin")
+        if self._pilot is not None:
+            self._pilot.pin(replace(self._pilot.decisions[-1], step=self._step, reason="pinned"))
+
+    def _problem_with(self, method: Method | str) -> ConfigurationError | None:
+        """Why this model, its exchange or its optimizer does not admit a method."""
         try:
             method = as_method(method)
             check_exchange(self._exchange, method)
             check_types(self._parameters, method)
-            problem = self._problem_with_momentum(method)
-        except ConfigurationError as error:
-            problem = error
-        self._agree("set_method", method=getattr(method, "spec", method), problem=str(problem))
-        if problem:
-            raise problem
-        self._coder.set_method(as_method(method))
-        self._follow_method()
-
-    def _problem_with_momentum(self, method: Method) -> ConfigurationError | None:
-        try:
             self._momentum.check(method)
         except ConfigurationError as error:
             return error
@@ -211,61 +275,52 @@ class Handle:
 
     def state_dict(self) -> dict[str, Any]:
         """All that an exact resume of this rank needs, beyond what torch saves."""
-        names = list(self._parameters)
         return {
-            "format": _STATE_FORMAT,
-            "method": self.method.spec,
+            **self._identity(),
             "seed": self._coder.seed,
             "step": self._step,
             "epoch": self._epoch,
-            "rank": self._channel.rank,
-            "world_size": self._channel.world_size,
-            "draining": self._coder.draining,
-            "residuals": {names[i]: residual.clone() for i, residual in list(self._coder.residuals.items())},
-            "velocities": {names[i]: velocity.clone() for i, velocity in list(self._coder.velocities.items())},
-            "densities": {names[i]: density for i, density in list(self._coder.densities.items())},
-            "scale": self._coder.scale,
+            **saving.held_by(self._coder),
             "momentum": self._momentum.state_dict(),
+            "auto": self._pilot.state_dict() if self._pilot is not None else None,
         }
 
     def load_state_dict(self, state: Mapping[str, Any], on_resize: str = "refuse") -> None:
         """Continues where `state_dict` was taken. Refuses, on all ranks, what one of them cannot continue exactly.
 
         What is held back belongs to a rank. With another number of ranks it can only be dropped, which
-        `on_resize="reset"` allows.
+        `on_resize="reset"` allows. "auto" goes on with the method that was saved, and measures it anew.
         """
         if on_resize not in ("refuse", "reset"):
             raise ConfigurationError(f"load_state_dict(on_resize={on_resize!r}): there is 'refuse' and 'reset'")
         if on_resize == "reset" and state.get("world_size") != self._channel.world_size:
             state = {**state, "residuals": {}, "velocities": {}}
-        problem = self._problem_with(state)
+        mine = self._identity()
+        if self._pilot is not None and self._problem_with(state.get("method", "")) is None:
+            mine["method"] = state["method"]
+        problem = saving.problem_with(state, mine, self._parameters)
         self._agree("load_state_dict", state=problem or "usable", step=state.get("step"), seed=state.get("seed"))
         if problem:
             raise ConfigurationError(f"load_state_dict: {problem}")
-        self._coder.seed = state["seed"]
         self._step = state["step"]
         self._epoch = state["epoch"]
-        self._coder.draining = state["draining"]
-        self._coder.residuals = self._by_index(state["residuals"])
-        if state["momentum"] is not None or not self._momentum.moved:  # else those that the optimizer had stay
-            self._coder.velocities = self._by_index(state["velocities"])
-        index = {name: i for i, name in enumerate(self._parameters)}
-        self._coder.densities = {index[name]: density for name, density in state["densities"].items()}
-        self._coder.scale = state["scale"]
+        if self._pilot is not None:
+            self._follow_decision(self._pilot.load_state_dict(state["auto"], state["method"], self._step))
+        saving.restore(self._coder, state, self._parameters, keep_velocities=self._keeps_velocities(state))
         self._momentum.load_state_dict(state["momentum"])
 
-    def _by_index(self, named: Mapping[str, Tensor]) -> dict[int, Tensor]:
-        index = {name: i for i, name in enumerate(self._parameters)}
-        return {index[name]: found.to(self._parameters[name].device, copy=True) for name, found in named.items()}
+    def _keeps_velocities(self, state: Mapping[str, Any]) -> bool:
+        """Whether those that the optimizer had stay: the state has none of its own."""
+        return state["momentum"] is None and self._momentum.moved
 
-    def _problem_with(self, state: Mapping[str, Any]) -> str | None:
-        mine = {
-            "format": _STATE_FORMAT,
+    def _identity(self) -> dict[str, Any]:
+        """What a state must have in common with the handle that loads it."""
+        return {
+            "format": saving.FORMAT,
             "method": self.method.spec,
             "world_size": self._channel.world_size,
             "rank": self._channel.rank,
         }
-        return problem_with_state(state, mine, self._parameters)
 
     # For DDP
 
@@ -284,8 +339,6 @@ class Handle:
             after_backward(self._end_backward)
         if position == 0 and self._channel.world_size > 1:
             self._begin_step(step, in_backward, buffer.device)
-            if self._grad_scaler is not None:
-                self._coder.rescale(self._grad_scaler.get_scale())
         if bucket.is_last():
             self._count_step()
         elif bucket.index() < position:
@@ -293,6 +346,10 @@ class Handle:
         if self._channel.world_size == 1:
             self._coder.draining = False
             return done(buffer)
+        if self._pilot is not None:
+            self._pilot.ready(tuple(self._index[id(p)] for p in bucket.parameters()), buffer)
+        if self._averages_plainly:
+            return self._average_plainly(buffer)
         future = self._submit(bucket, buffer, step, position)
         return future if in_backward else future.then(self._value_or_failure)
 
@@ -305,6 +362,8 @@ class Handle:
     def _end_backward(self) -> None:
         """Raises what failed. Ends a step of which DDP has called no bucket the last; all its buckets are done."""
         self._raise_failure()
+        if self._pilot is not None:
+            self._pilot.end()
         if self._unnumbered:
             self._count_step()
             self._coder.end_step()
@@ -316,7 +375,27 @@ class Handle:
         after_backward(self._raise_failure)
         return done(bucket.buffer())
 
+    @property
+    def _averages_plainly(self) -> bool:
+        """Not as long as something is held back: that is sent first."""
+        return self._plain and not (self._coder.residuals or self._coder.draining)
+
+    def _average_plainly(self, buffer: Tensor) -> torch.futures.Future[Tensor]:
+        """As DDP would without this package; nothing is held back that would have to be sent."""
+        world_size = self._channel.world_size
+        values = buffer.coalesce().values() if buffer.is_sparse else buffer
+        self._counters.add_bucket(values.numel(), world_size)
+        sent = 2 * (world_size - 1) * values.nbytes // world_size
+        self._channel.count(sent, sent)
+        return plain_average(self._group, buffer)
+
     def _begin_step(self, step: int, in_backward: bool, device: torch.device) -> None:
+        if self._pilot is not None:
+            decision = self._pilot.begin(step)
+            if decision is not None:
+                self._follow_decision(decision)
+        if self._grad_scaler is not None:
+            self._coder.rescale(self._grad_scaler.get_scale())
         if self._verify_every and step % self._verify_every == 0:
             stage = Stage(self._channel.rank, step, 0, self._phases, device)
             names, parameters = list(self._parameters), list(self._parameters.values())
@@ -326,6 +405,8 @@ class Handle:
                     verify(self._channel, names, parameters, step, not in_backward, device)
 
             self._lane.submit(CallTask(check, stage))
+            if self._averages_plainly:  # then no bucket follows on the lane, and the step could end before it
+                self._lane.call(lambda: None)
 
     def _submit(self, bucket: Bucket, buffer: Tensor, step: int, number: int) -> torch.futures.Future[Tensor]:
         devices: list[int | str | torch.device] = [] if buffer.device.type == "cpu" else [buffer.device]

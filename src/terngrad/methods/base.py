@@ -61,10 +61,16 @@ class Method(ABC):
 
 def from_spec(spec: str) -> Method:
     """The method that a text such as "terngrad:clip=2.5,codec=base3" or "fp16" names."""
-    name, _, options = spec.partition(":")
+    name = spec.partition(":")[0]
     if name not in Method.registry:
         raise ConfigurationError(f"method {name!r}: there is {', '.join(sorted(Method.registry))}; pass one of these")
     make = Method.registry[name]
+    return make(**read_options(spec, make))
+
+
+def read_options(spec: str, make: Callable[..., Any]) -> dict[str, Any]:
+    """What follows the name in a spec, as arguments for the class that it names."""
+    name, _, options = spec.partition(":")
     fields = _option_types(make)
     values: dict[str, Any] = {}
     for option in filter(None, options.split(",")):
@@ -73,10 +79,10 @@ def from_spec(spec: str) -> Method:
             known = ", ".join(f"{field}=..." for field in fields) or "none"
             raise ConfigurationError(f"method {spec!r}: no option {option!r}; {name} takes {known}")
         values[key] = _parse(spec, key, text, fields[key])
-    return make(**values)
+    return values
 
 
-def _option_types(make: Callable[..., Method]) -> dict[str, Any]:
+def _option_types(make: Callable[..., Any]) -> dict[str, Any]:
     owner = make if isinstance(make, type) else getattr(make, "__self__", None)
     if not dataclasses.is_dataclass(owner):
         return {}

@@ -11,11 +11,11 @@ from terngrad.perf.buckets import BucketPlan, default_plan, plan_buckets
 from terngrad.perf.grouping import best_plan, capped_plan, finish, greedy_plan
 from terngrad.perf.network import Cluster, Link
 from terngrad.perf.profile import Gradient, Profile
-from terngrad.perf.step import AllReduce, Coded, Line, Prediction, Sending, break_even
+from terngrad.perf.step import AllReduce, Coded, Line, Prediction, Sending, Served, break_even
 from terngrad.perf.timeline import Timeline, Work, simulate
 
 __all__ = [
     "AllReduce", "BucketPlan", "Cluster", "Coded", "Gradient", "Line", "Link", "ParameterInfo", "Prediction", "Profile",
-    "Sending", "Timeline", "Work", "best_plan", "break_even", "capped_plan", "default_plan", "describe", "finish",
-    "greedy_plan", "paper", "plan_buckets", "simulate",
+    "Sending", "Served", "Timeline", "Work", "best_plan", "break_even", "capped_plan", "default_plan", "describe",
+    "finish", "greedy_plan", "paper", "plan_buckets", "simulate",
 ]  # fmt: skip

@@ -9,17 +9,17 @@ from typing import Any
 
 from terngrad.methods import Method
 from terngrad.perf.buckets import default_plan
+from terngrad.perf.choice import PLAIN, WORTH_IT, predict_methods
 from terngrad.perf.network import HERE, Cluster, Link
 from terngrad.perf.places import Place
 from terngrad.perf.probes import Codec, Speeds, Wire
 from terngrad.perf.profile import Profile
-from terngrad.perf.step import AllReduce, Coded, Prediction, exchanges_for
+from terngrad.perf.step import AllReduce, Coded, Prediction
 
 SLOW_HOST = 1.3  # times the median rank: as slow as that it holds all others up
 SLOW_LINK = 0.5  # of the median rank's rate
 SHARED_CORE = 2.0  # contention, where the lane and backward have one core
 OWN_CORES = 1.2  # and where they have more, but the same memory
-WORTH_IT = 0.95  # of plain DDP's step: less of a gain is not worth the noise in the gradient
 
 _HARMFUL = {
     ("TORCH_DISTRIBUTED_DEBUG", "DETAIL"): "every collective is checked against all other ranks",
@@ -166,24 +166,20 @@ def predict_all(
 ) -> dict[str, Prediction]:
     """The step of plain DDP, of torch's fp16 hook, and of methods with what their codecs take, by name."""
     plan = default_plan(profile)
-    ways: dict[str, list[AllReduce | Coded]] = {"ddp": [AllReduce()], "ddp-fp16": [AllReduce("fp16", 2)]}
-    for name, (method, codec) in codecs.items():
-        times = (codec.encode, codec.decode, codec.add, codec.size_ratio, codec.sum_ratio)
-        ways[name] = [Coded(method, way, *times) for way in exchanges_for(method)]
-    found = {}
-    for name, choices in ways.items():
-        predictions = [Prediction(profile, plan, way, cluster, contention) for way in choices]
-        found[name] = min(predictions, key=lambda prediction: prediction.step_s)
-    return found
+    own = {PLAIN: AllReduce(), "ddp-fp16": AllReduce("fp16", 2)}
+    return {
+        **{name: Prediction(profile, plan, way, cluster, contention) for name, way in own.items()},
+        **predict_methods(profile, plan, cluster, codecs, contention),
+    }
 
 
 def verdict(found: Mapping[str, Prediction]) -> str:
     """What to do, in a sentence or two."""
-    plain = found["ddp"]
+    plain = found[PLAIN]
     share = (plain.step_s - plain.profile.compute_s) / plain.step_s
     best = min(found, key=lambda name: found[name].step_s)
     exposed = f"Of a step of plain DDP, {1e3 * plain.step_s:,.0f} ms, communication is {100 * share:.0f} %."
-    if best == "ddp" or found[best].step_s > WORTH_IT * plain.step_s:
+    if best == PLAIN or found[best].step_s > WORTH_IT * plain.step_s:
         return f"{exposed} Do not compress: no method would make it shorter by more than {100 * (1 - WORTH_IT):.0f} %."
     gain = plain.step_s / found[best].step_s
     return f"{exposed} Use {best}: {1e3 * found[best].step_s:,.0f} ms, {gain:.1f} times as fast."

@@ -17,10 +17,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from terngrad.errors import ConfigurationError
-from terngrad.methods import ParameterInfo, TernGrad, from_spec
+from terngrad.methods import Dense, ParameterInfo, TernGrad, from_spec
 from terngrad.perf.network import Cluster, Link
 from terngrad.perf.profile import Gradient, Profile
-from terngrad.perf.step import AllReduce, Coded, Line, Prediction, Sending, exchanges_for
+from terngrad.perf.step import AllReduce, Coded, Line, Prediction, Sending, Served, exchanges_for
 
 GPUS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512)
 GPUS_OF_A_NODE = 4
@@ -76,8 +76,17 @@ def published_s(cluster: str, net: str, method: str, num_gpus: int) -> float:
     return num_gpus * BATCH[net] / PUBLISHED[cluster, net][method][GPUS.index(num_gpus)]
 
 
-def predict(cluster: str, net: str, parameters: Sequence[ParameterInfo], method: str, num_gpus: int) -> Prediction:
-    """A step of one of the paper's networks on one of its clusters, on any number of GPUs.
+def predict(
+    cluster: str,
+    net: str,
+    parameters: Sequence[ParameterInfo],
+    method: str,
+    num_gpus: int,
+    between: Link | None = None,
+    num_servers: int = 0,
+) -> Prediction:
+    """A step of one of the paper's networks on one of its clusters, on any number of GPUs; `between` nodes there may be
+    another link than the cluster's own, and parameter servers in place of workers that average among themselves.
 
     `terngrad-paper` is TernGrad as the paper models it: last layer and small parameters in fp32, the rest in two bits,
     summed on their way by a collective that takes account of nodes. Any other spec is a method of this package, by the
@@ -96,7 +105,7 @@ def predict(cluster: str, net: str, parameters: Sequence[ParameterInfo], method:
     numel = sum(parameter.numel for parameter in parameters)
     links = Cluster(
         max(1, nodes),
-        Link(_latency(cluster), _rate(cluster, net, 4 * numel)),
+        between or Link(_latency(cluster), _rate(cluster, net, 4 * numel)),
         min(num_gpus, GPUS_OF_A_NODE),
         network.within,
     )
@@ -104,7 +113,14 @@ def predict(cluster: str, net: str, parameters: Sequence[ParameterInfo], method:
     codec_s = max(0.0, published_s(cluster, net, "terngrad", 1) - compute_s) / 2
     profile = Profile(0.0, tuple(Gradient(parameter, compute_s) for parameter in parameters), 0.0)
     plan = (len(parameters),)
-    ways = _ways(method, Line(codec_s), Line(element_s=codec_s / numel), network.tree)
+    each = Line(element_s=codec_s / numel)
+    if num_servers:
+        own = TernGrad.paper(codec="two-bit") if method == "terngrad-paper" else from_spec(method)
+        free = Line() if isinstance(own, Dense) else each
+        return Prediction(
+            profile, plan, Served(own, encode=free, decode=free, add=free, num_servers=num_servers), links
+        )
+    ways = _ways(method, Line(codec_s), each, network.tree)
     found = [Prediction(profile, plan, way, links) for way in ways]
     return min(found, key=lambda prediction: prediction.step_s)
 

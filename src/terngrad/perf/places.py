@@ -58,7 +58,12 @@ class Place:
         return tuple(sorted(address for address in self.interfaces.values() if not address.startswith(_LOOPBACK)))
 
     def describe(self) -> dict[str, Any]:
+        """For JSON; `read` makes an equal one of it."""
         return asdict(self)
+
+    @classmethod
+    def read(cls, found: Mapping[str, Any]) -> Place:
+        return cls(**{**found, "cores": tuple(found["cores"])})
 
 
 def find_place(rank: int) -> Place:
@@ -94,7 +99,7 @@ def _read(store: Store, rank: int) -> Place:
         told = json.loads(store.get(f"place/{rank}"))
     except RuntimeError as error:  # torch's errors of stores are of many kinds
         raise ExchangeError(f"nothing was heard of rank {rank}: {error}; was it started?") from error
-    return Place(**{**told, "cores": tuple(told["cores"])})
+    return Place.read(told)
 
 
 def _own_address() -> str:

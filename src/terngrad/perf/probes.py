@@ -14,7 +14,9 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from terngrad.codecs import Segment
+from terngrad.exchange import Channel
 from terngrad.methods import Coder, Method, ParameterInfo, describe, open_bucket
+from terngrad.perf.network import Link
 from terngrad.perf.profile import Gradient, Profile
 from terngrad.perf.step import Line
 
@@ -32,6 +34,12 @@ def median_seconds(action: Callable[[], Any], repeats: int, clock: Clock = time.
         action()
         found.append(clock() - start)
     return statistics.median(found)
+
+
+def finish_work(device: torch.device) -> None:
+    """Waits for what an accelerator has been given to do."""
+    if device.type != "cpu":
+        torch.get_device_module(device).synchronize(device)
 
 
 # This machine
@@ -92,22 +100,27 @@ def _codec_seconds(method: Method, sample: Tensor, numel: int, repeats: int) -> 
     spent: dict[str, list[float]] = {"encode": [], "decode": [], "add": []}
     coders = [Coder(method, infos, rank, world_size, 0) for rank in range(world_size)]
     ratio = sum_ratio = 1.0
+
+    def now() -> float:
+        finish_work(sample.device)
+        return time.perf_counter()
+
     for step in range(repeats + 1):
         for num_shards in (1, world_size):
             frame = coders[0].frame(segments, torch.float32, False, num_shards)
             codes = [open_bucket(coder, frame, gradient.clone(), 0, step) for coder in coders]
-            start = time.perf_counter()
+            start = now()
             messages = _encode(codes)
-            encoded = time.perf_counter()
+            encoded = now()
             if num_shards == 1:
                 _decode(codes[0], [row[0] for row in messages])
-                spent["decode"].append((time.perf_counter() - encoded) / world_size)
+                spent["decode"].append((now() - encoded) / world_size)
                 spent["encode"].append((encoded - start) / world_size)
                 ratio = messages[0][0].numel() / frame.expected.nbytes
             else:
                 total = _add(codes[0], [row[0] for row in messages])
                 sum_ratio = total.numel() / frame.expected.sum_nbytes
-                spent["add"].append((time.perf_counter() - encoded) / world_size)
+                spent["add"].append((now() - encoded) / world_size)
             for coder in coders:
                 coder.end_step()
     return {name: statistics.median(times[1:]) for name, times in spent.items()}, ratio, sum_ratio
@@ -117,7 +130,9 @@ def _encode(codes: Sequence[Any]) -> list[list[Tensor]]:
     """The messages of all ranks, by sender and shard."""
     scaled = [code.scaled for code in codes if code.scaled is not None]
     if scaled:
-        rows = torch.zeros(len(codes), scaled[0].frame.scalers_nbytes, dtype=torch.uint8)
+        rows = torch.zeros(
+            len(codes), scaled[0].frame.scalers_nbytes, dtype=torch.uint8, device=scaled[0].buffer.device
+        )
         for one, row in zip(scaled, rows, strict=True):
             one.scalers_message(row)
         for one in scaled:
@@ -128,7 +143,7 @@ def _encode(codes: Sequence[Any]) -> list[list[Tensor]]:
 def _messages(code: Any) -> list[Tensor]:
     if code.varies:
         return list(code.pack())
-    messages = torch.empty(code.frame.num_shards, code.frame.nbytes, dtype=torch.uint8)
+    messages = torch.empty(code.frame.num_shards, code.frame.nbytes, dtype=torch.uint8, device=code.buffer.device)
     code.encode(messages)
     return list(messages)
 
@@ -144,7 +159,7 @@ def _add(code: Any, messages: list[Tensor]) -> Tensor:
     if code.varies:
         total: Tensor = code.add(messages)
     else:
-        total = torch.empty(code.frame.sum_nbytes, dtype=torch.uint8)
+        total = torch.empty(code.frame.sum_nbytes, dtype=torch.uint8, device=code.buffer.device)
         code.sum_shard(torch.stack(messages), total)
     return total
 
@@ -223,6 +238,33 @@ def _measure_wire(rank: int, sender: int, receiver: int, device: torch.device, s
 def _next_size(size: int, wanted: float) -> int:
     """So many times larger, but neither less than double nor more than sixteen times."""
     return min(MOST_BYTES, int(size * min(max(wanted, 2.0), 16.0)))
+
+
+def measure_link(channel: Channel, device: torch.device, seconds: float = 0.1) -> Link:
+    """Of rounds in which every rank sends to every other one, by the slowest of them; on all ranks, which get the same.
+
+    In about ten times as many seconds.
+    """
+    others = channel.world_size - 1
+
+    def slowest_round(num_bytes: int) -> float:
+        rows = torch.zeros(channel.world_size, num_bytes, dtype=torch.uint8, device=device)
+        start = time.perf_counter()
+        channel.all_gather(rows).wait()
+        finish_work(device)
+        took = torch.zeros(channel.world_size, dtype=torch.float64, device=device)
+        took[channel.rank] = time.perf_counter() - start
+        channel.all_gather(took.view(channel.world_size, -1).view(torch.uint8)).wait()
+        return float(took.max())
+
+    slowest_round(FIRST_BYTES)  # connections are made
+    latency = statistics.median(slowest_round(1) for _ in range(9))
+    size = FIRST_BYTES
+    while True:
+        took = max(statistics.median(slowest_round(size) for _ in range(3)) - latency, 1e-9)
+        if took > seconds / 2 or size * channel.world_size >= MOST_BYTES:
+            return Link(latency, others * size / took)
+        size = _next_size(size, seconds / took)
 
 
 # A model

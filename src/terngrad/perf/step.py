@@ -173,6 +173,43 @@ class Coded(Sending):
 
 
 @dataclass(frozen=True)
+class Served(Coded):
+    """The same through parameter servers, each on a node of its own: codes go there, sums come back."""
+
+    num_servers: int = 1
+
+    @property
+    def name(self) -> str:  # type: ignore[override]
+        return f"{self.method.spec}, {self.num_servers} servers"
+
+    def _messages(self, parameters: Sequence[ParameterInfo], count: int) -> Sizes:
+        """All that a worker sends to servers, and what it gets from them."""
+        found = message_sizes(self.method, parameters, count, self.num_servers)
+        servers = self.num_servers
+        return replace(
+            found, message=servers * self.size_ratio * found.message, total=servers * self.sum_ratio * found.total
+        )
+
+    def work(self, parameters: Sequence[ParameterInfo], cluster: Cluster) -> Work:
+        count = cluster.num_workers
+        numel = sum(parameter.numel for parameter in parameters)
+        sizes = self._messages(parameters, count)
+        there_and_back = cluster.through_servers(sizes.message, sizes.total, self.num_servers)
+        return Work(
+            self.encode(numel),
+            there_and_back + count * self.add(numel / self.num_servers),
+            self.decode(numel),
+            round_s=cluster.to_all(sizes.scalers) if sizes.scalers and count > 1 else 0.0,
+            lengths_s=cluster.through_servers(LENGTH_BYTES, LENGTH_BYTES, self.num_servers) if sizes.varies else 0.0,
+        )
+
+    def bytes_sent(self, parameters: Sequence[ParameterInfo], cluster: Cluster) -> float:
+        sizes = self._messages(parameters, cluster.num_workers)
+        lengths = self.num_servers * LENGTH_BYTES if sizes.varies else 0
+        return sizes.message + lengths + (cluster.num_workers - 1) * sizes.scalers
+
+
+@dataclass(frozen=True)
 class Prediction:
     """One step, with what bounds it: "compute", "codec", "latency" or "bandwidth"."""
 

@@ -38,12 +38,21 @@ def render(groups: Sequence[Group], title: str | None = None) -> str:
     # A title of its own making says recipe, workers and link already.
     named = len(groups) > 1 or title is not None
     sections = [_section(group, number, data, named) for number, group in enumerate(groups)]
+    title = title or headline.default_title(groups)
+    return fill_page("terngrad report", title, _contents(groups), sections, resource("notes.html"), data)
+
+
+def fill_page(
+    kicker: str, title: str, contents: Markup, sections: Sequence[Markup], notes: str, data: ChartData
+) -> str:
+    """A page of these parts, which needs nothing else."""
     style, script = page_style(), resource("page.js")
     return Template(resource("page.html")).substitute(
-        title=escape(title or headline.default_title(groups)),
-        contents=_contents(groups),
+        kicker=escape(kicker),
+        title=escape(title),
+        contents=contents,
         sections=join(sections, "\n"),
-        notes=resource("notes.html"),
+        notes=notes,
         data=json_block("data", data),
         style=style,
         style_hash=_hash(style),

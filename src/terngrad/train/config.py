@@ -10,7 +10,7 @@ from typing import Any
 import terngrad as tg
 from terngrad.errors import ConfigurationError
 from terngrad.recipes import RECIPES, SCHEDULES, Optimizer, Recipe
-from terngrad.train.methods import NONE, check_method, compensates
+from terngrad.train.methods import NONE, check_method, compensates, may_hold_back
 
 NO_LINK = "none"
 AUTO = "auto"
@@ -112,6 +112,11 @@ class TrainConfig:
             raise ConfigurationError(
                 f"--method {self.method} with the optimizer {self.update}: it takes momentum over, which it can from "
                 "SGD only; pass --optimizer sgd with --lr and --momentum, or give the method compensation=none"
+            )
+        if self.optimizer.clip_norm and may_hold_back(self.method):
+            raise ConfigurationError(
+                f"--method {self.method} with --clip-norm {self.optimizer.clip_norm}: a sparse method would have to "
+                "clip what each worker adds, all others what has arrived; pass --clip-norm 0, or leave out allow=sparse"
             )
         if self.method == NONE and self.checkpoint_every:
             raise ConfigurationError(

@@ -108,6 +108,9 @@ class Trainer:
     def _after_step(self, step: int) -> None:
         config, done = self._config, step + 1
         last = done == config.steps
+        for decision in self._workers.take_decisions():
+            if self._recorder is not None:
+                self._recorder.write("decision", **decision)
         if config.measure_every and step % config.measure_every == 0:
             self._record_layers()
         if done % config.log_every == 0 or last:

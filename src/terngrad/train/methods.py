@@ -23,6 +23,7 @@ import terngrad as tg
 from terngrad.errors import ConfigurationError
 
 NONE = "none"
+CHOSEN = "auto"
 PHASES = ("encode_s", "exchange_s", "decode_s")
 ONE_BUCKET_MB = 1 << 20
 
@@ -62,6 +63,10 @@ class Connection(ABC):
     def take_measurements(self) -> dict[str, dict[str, Any]]:
         """What was measured of each parameter since the last call."""
         return {}
+
+    def take_decisions(self) -> list[dict[str, Any]]:
+        """What was chosen since the last call, by a connection that chooses."""
+        return []
 
     def set_epoch(self, epoch: int) -> None:
         """Tells the epoch. On all ranks."""
@@ -148,12 +153,14 @@ class TerngradHandle(Connection):
     depends_on_buckets = False
 
     def __init__(self, spec: str) -> None:
-        self._method = tg.from_spec(spec)
+        self._method: tg.Method | tg.Auto = tg.from_spec(spec)
 
     def attach(self, model: DistributedDataParallel, optimizer: torch.optim.Optimizer, options: Options) -> None:
         self._handle = tg.attach(
             model,
-            with_local_clipping(self._method, options.clip_norm),
+            with_local_clipping(self._method, options.clip_norm)
+            if isinstance(self._method, tg.Method)
+            else self._method,
             exchange=options.exchange,
             optimizer=optimizer,
             seed=options.seed,
@@ -175,6 +182,21 @@ class TerngradHandle(Connection):
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         self._handle.load_state_dict(state)
+
+
+class Chosen(TerngradHandle):
+    """`terngrad.attach` with "auto"."""
+
+    depends_on_buckets = True  # as long as DDP's own all-reduce is what it uses
+
+    def __init__(self, spec: str) -> None:
+        self._method = tg.Auto.from_spec(spec)
+        self._num_taken = 0
+
+    def take_decisions(self) -> list[dict[str, Any]]:
+        found = self._handle.decisions[self._num_taken :]
+        self._num_taken += len(found)
+        return [decision.describe() for decision in found]
 
 
 def with_local_clipping(method: tg.Method, clip_norm: float) -> tg.Method:
@@ -203,17 +225,17 @@ TORCH_METHODS: dict[str, type[Connection]] = {
     "fp16": HalfPrecision,
     "powersgd": PowerSGD,
 }
+PROCESSES_ONLY: dict[str, type[Connection]] = {**TORCH_METHODS, CHOSEN: Chosen}
 
 
 def connection_of(spec: str, torch_methods: bool = True) -> Connection:
     """The way a spec names, not yet attached; without torch's methods, "fp32" and "fp16" are terngrad's own."""
     name = spec.partition(":")[0]
     if torch_methods:
-        return TORCH_METHODS.get(name, TerngradHandle)(spec)
-    if name in TORCH_METHODS and name not in tg.Method.registry:
+        return PROCESSES_ONLY.get(name, TerngradHandle)(spec)
+    if name in PROCESSES_ONLY and name not in tg.Method.registry:
         raise ConfigurationError(
-            f"method {spec!r} is torch's, which has none for parameter servers and virtual workers; pass another, or "
-            "--workers alone"
+            f"method {spec!r} is not for parameter servers and virtual workers; pass another, or --workers alone"
         )
     return TerngradHandle(spec)
 
@@ -221,11 +243,19 @@ def connection_of(spec: str, torch_methods: bool = True) -> Connection:
 def check_method(spec: str, exchange: str, torch_methods: bool = True) -> None:
     """Raises ConfigurationError unless there is such a method, and such an exchange that can carry it."""
     name = spec.partition(":")[0]
-    if name not in TORCH_METHODS and name not in tg.Method.registry:
-        known = ", ".join(sorted({*TORCH_METHODS, *tg.Method.registry}))
+    if name not in PROCESSES_ONLY and name not in tg.Method.registry:
+        known = ", ".join(sorted({*PROCESSES_ONLY, *tg.Method.registry}))
         raise ConfigurationError(f"method {spec!r}: there is {known}; pass one of these")
-    if isinstance(connection_of(spec, torch_methods), TerngradHandle):
+    connection = connection_of(spec, torch_methods)
+    if isinstance(connection, TerngradHandle) and not isinstance(connection, Chosen):
         model = nn.Linear(1, 1)
         optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
         # It refuses what `attach` refuses.
         tg.VirtualWorkers(model, spec, num_workers=1, exchange=exchange, optimizer=optimizer)
+
+
+def may_hold_back(spec: str) -> bool:
+    """Whether "auto" may choose a sparse method."""
+    return spec.partition(":")[0] == CHOSEN and any(
+        isinstance(method, tg.Sparse) for method in tg.Auto.from_spec(spec).methods.values()
+    )

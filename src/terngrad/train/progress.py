@@ -42,12 +42,14 @@ class Bar(AbstractContextManager["Bar"]):
 
     def __call__(self, event: Event) -> None:
         self._words.note(event)
-        if "step" in event:
+        if event["event"] == "decision":
+            self._bar.console.print(decision_text(event), soft_wrap=True, markup=False)
+        elif "step" in event:
             self._bar.update(self._task, completed=event["step"], latest=self._words.latest)
 
 
 class Lines(AbstractContextManager["Lines"]):
-    """A line for every evaluation, and now and then for a step."""
+    """A line for every evaluation and decision, and now and then for a step."""
 
     def __init__(self, config: TrainConfig, console: Console) -> None:
         self._console = console
@@ -65,6 +67,8 @@ class Lines(AbstractContextManager["Lines"]):
             self._last = time.monotonic()
             where = f"{self._config.method}: step {event['step']}/{self._config.steps}"
             self._console.print(f"{where}, {self._words.latest}", soft_wrap=True, markup=False)
+        elif event["event"] == "decision":
+            self._console.print(f"{self._config.method}: {decision_text(event)}", soft_wrap=True, markup=False)
 
 
 class _Words:
@@ -84,6 +88,11 @@ class _Words:
     @property
     def latest(self) -> str:
         return ", ".join(self._figures.values())
+
+
+def decision_text(event: Event) -> str:
+    """What "auto" has chosen, and why."""
+    return f"from step {event['step']} on {event['method']} by {event['exchange']}: {event['reason']}"
 
 
 def number(value: float | None) -> str:

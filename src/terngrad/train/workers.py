@@ -78,6 +78,10 @@ class Workers(ABC):
     def take_measurements(self) -> dict[str, dict[str, Any]]:
         """What was measured of each parameter since the last call."""
 
+    def take_decisions(self) -> list[dict[str, Any]]:
+        """What a method that chooses has chosen since the last call."""
+        return []
+
     @abstractmethod
     def set_epoch(self, epoch: int) -> None:
         """Tells the epoch to the method."""
@@ -169,6 +173,9 @@ class DDPWorker(Workers):
 
     def take_measurements(self) -> dict[str, dict[str, Any]]:
         return self._connection.take_measurements()
+
+    def take_decisions(self) -> list[dict[str, Any]]:
+        return self._connection.take_decisions()
 
     def set_epoch(self, epoch: int) -> None:
         self._connection.set_epoch(epoch)

@@ -1,0 +1,68 @@
+"""Which method to take: what each would make of a step, predicted or measured, and how much loss is allowed."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from terngrad.methods import Dense, Method, Sparse
+from terngrad.perf.network import Cluster
+from terngrad.perf.probes import Codec
+from terngrad.perf.profile import Profile
+from terngrad.perf.step import Coded, Prediction, exchanges_for
+
+PLAIN = "ddp"  # DDP's own all-reduce
+LOSSLESS, UNBIASED, SPARSE = LEVELS = ("lossless", "unbiased", "sparse")  # from none to most
+WORTH_IT = 0.95  # of the step of what loses less: a smaller gain is not worth it
+
+
+def level_of(method: Method) -> str:
+    """How much a method loses. Rounding to 16 bits counts as unbiased: it loses far less than ternary codes do."""
+    if isinstance(method, Sparse):
+        return SPARSE
+    return LOSSLESS if isinstance(method, Dense) and method.dtype == "fp32" else UNBIASED
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """Of one step."""
+
+    seconds: float
+    exchange: str
+    measured: bool = False
+
+    def __str__(self) -> str:
+        return f"{1e3 * self.seconds:,.1f} ms ({'measured' if self.measured else 'predicted'})"
+
+
+def choose(estimates: Mapping[str, Estimate], levels: Mapping[str, str]) -> str:
+    """The quickest; but what loses more is taken only if it is quicker by more than a twentieth."""
+    best: str | None = None
+    for level in LEVELS:
+        names = [name for name in estimates if levels[name] == level]
+        quickest = min(names, key=lambda name: estimates[name].seconds, default=None)
+        if quickest is None:
+            continue
+        if best is None or estimates[quickest].seconds < WORTH_IT * estimates[best].seconds:
+            best = quickest
+    assert best is not None  # there is always one
+    return best
+
+
+def predict_methods(
+    profile: Profile,
+    plan: tuple[int, ...],
+    cluster: Cluster,
+    codecs: Mapping[str, tuple[Method, Codec]],
+    contention: float,
+    exchanges: Sequence[str] | None = None,
+) -> dict[str, Prediction]:
+    """The step of each method, by name, over the exchange that is best for it; of these, if any are given."""
+    found = {}
+    for name, (method, codec) in codecs.items():
+        times = (codec.encode, codec.decode, codec.add, codec.size_ratio, codec.sum_ratio)
+        ways = [way for way in exchanges_for(method) if exchanges is None or way in exchanges]
+        predictions = [Prediction(profile, plan, Coded(method, way, *times), cluster, contention) for way in ways]
+        if predictions:
+            found[name] = min(predictions, key=lambda prediction: prediction.step_s)
+    return found

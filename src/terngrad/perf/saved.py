@@ -1,0 +1,52 @@
+"""What `terngrad doctor --save` has kept, read again: for predictions elsewhere, and for "auto"."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from terngrad.errors import ConfigurationError
+from terngrad.perf.diagnosis import cluster_of, contention_with, cores_for
+from terngrad.perf.network import Cluster
+from terngrad.perf.places import Place
+from terngrad.perf.probes import Codec, Wire
+from terngrad.perf.profile import Profile
+from terngrad.perf.step import Line
+
+
+@dataclass(frozen=True)
+class Saved:
+    """An examination, as far as predictions need it."""
+
+    profile: Profile
+    codecs: Mapping[str, Codec]
+    cluster: Cluster
+    contention: float
+    predictions: list[dict[str, Any]]
+
+    @classmethod
+    def read(cls, path: str | Path) -> Saved:
+        """Of a file."""
+        try:
+            found = json.loads(Path(path).read_text())
+            places = [Place.read(one) for one in found["places"]]
+            wires = [Wire(**one) for one in found["wires"]]
+            return cls(
+                Profile.read(found["profile"]),
+                {spec: read_codec(one) for spec, one in found["codecs"].items()},
+                cluster_of(places, wires),
+                contention_with(min(cores_for(place, places) for place in places)),
+                found["predictions"],
+            )
+        except (OSError, ValueError, KeyError, TypeError) as error:
+            raise ConfigurationError(
+                f"profile {str(path)!r}: {error!r}; pass a file that `terngrad doctor --save FILE` wrote"
+            ) from error
+
+
+def read_codec(found: Mapping[str, Any]) -> Codec:
+    lines = {name: Line(**found[name]) for name in ("encode", "decode", "add")}
+    return Codec(**lines, size_ratio=found["size_ratio"], sum_ratio=found["sum_ratio"])

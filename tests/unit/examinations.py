@@ -1,0 +1,46 @@
+"""What the doctor might have found, for the tests of whatever reads it."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from itertools import permutations
+from pathlib import Path
+from typing import Any
+
+from terngrad.methods import from_spec
+from terngrad.perf import Gradient, Line, Link, ParameterInfo, Profile
+from terngrad.perf.diagnosis import Finding, cluster_of, predict_all, verdict
+from terngrad.perf.doctor import Examination
+from terngrad.perf.places import Place
+from terngrad.perf.probes import Codec, Speeds, Wire
+
+LINK = Link(1e-4, 1e6)
+CODECS = {"terngrad": Codec(Line(1e-4, 1e-9), Line(1e-4, 1e-9), Line()), "fp16": Codec(Line(), Line(), Line())}
+
+
+def examination(numel: int = 100_000, ranks: int = 2, **changes: Any) -> Examination:
+    """Of hosts with one rank each, on links of 8 Mb/s."""
+    places = [
+        Place(i, f"host{i}", "eth0", f"10.0.0.{i + 1}", {"eth0": f"10.0.0.{i + 1}"}, (0, 1), 1) for i in range(ranks)
+    ]
+    wires = [Wire(a, b, LINK.latency_s, LINK.bytes_per_s) for a, b in permutations(range(ranks), 2)]
+    profile = Profile(0.01, (Gradient(ParameterInfo("a.weight", numel, False), 0.02),), 0.001)
+    methods = {spec: (from_spec(spec), codec) for spec, codec in CODECS.items()}
+    predictions = predict_all(profile, cluster_of(places, wires), methods, 1.2)
+    found = Examination(
+        places,
+        [Finding("slow-host", "rank 1 <b>is</b> slow", (1,))],
+        [Speeds(5e9, 1e-3)] * ranks,
+        wires,
+        profile,
+        CODECS,
+        predictions,
+        verdict(predictions),
+    )
+    return replace(found, **changes)
+
+
+def saved(path: Path, **options: Any) -> Path:
+    path.write_text(json.dumps(examination(**options).describe()))
+    return path

@@ -1,0 +1,326 @@
+"""How "auto" chooses: estimates, the watch on steps, and a pilot that flies a scripted cluster."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from examinations import CODECS, LINK, examination, saved
+
+import terngrad as tg
+from terngrad.ddp.auto import as_auto
+from terngrad.ddp.pilot import FEWEST, MOST, SETTLING, Pilot
+from terngrad.ddp.watch import Watch
+from terngrad.perf import Link, ParameterInfo
+from terngrad.perf.choice import PLAIN, Estimate, choose, level_of
+from terngrad.perf.saved import Saved
+
+FAST, SLOW = Link(1e-6, 1e12), Link(1e-4, 1e6)
+PARAMETERS = [ParameterInfo("a.weight", 40_000, False), ParameterInfo("b.weight", 60_000, False)]
+LEVELS = {PLAIN: "lossless", "fp16": "unbiased", "terngrad": "unbiased", "sdagc": "sparse"}
+
+
+# What a user can say
+
+
+def test_candidates_are_those_that_lose_no_more_than_is_allowed() -> None:
+    assert set(tg.Auto("lossless").methods) == set()
+    assert {level_of(method) for method in tg.Auto().methods.values()} == {"unbiased"}
+    assert "sdagc:values=sign" in tg.Auto("sparse").methods
+    assert set(tg.Auto("sparse", candidates=("terngrad", "fp32")).methods) == {"terngrad", "fp32"}
+
+
+@pytest.mark.parametrize(
+    "auto", [tg.Auto(), tg.Auto("sparse"), tg.Auto(candidates=("fp16", "terngrad:codec=entropy"), review_every=50)]
+)
+def test_a_spec_means_what_it_was_made_of(auto: tg.Auto) -> None:
+    assert as_auto(auto.spec) == auto
+
+
+def test_methods_are_not_auto() -> None:
+    assert as_auto("terngrad") is None
+    assert as_auto(tg.TernGrad()) is None
+
+
+@pytest.mark.parametrize(
+    ("spec", "words"),
+    [
+        ("auto:allow=anything", ["'anything'", "lossless, unbiased, sparse"]),
+        ("auto:review_every=1", ["review_every=1", "at least 10"]),
+        ("auto:candidates=morse", ["'morse'", "terngrad"]),
+        ("auto:speed=11", ["speed=11", "allow=..."]),
+    ],
+)
+def test_what_it_cannot_mean_is_refused(spec: str, words: list[str]) -> None:
+    with pytest.raises(tg.ConfigurationError) as caught:
+        as_auto(spec)
+    assert all(word in str(caught.value) for word in words)
+
+
+# Choosing
+
+
+@pytest.mark.parametrize(
+    ("seconds", "chosen"),
+    [
+        ({PLAIN: 1.0, "fp16": 1.1, "terngrad": 1.2, "sdagc": 1.3}, PLAIN),
+        ({PLAIN: 1.0, "fp16": 0.97, "terngrad": 0.96, "sdagc": 0.955}, PLAIN),  # less than a twentieth
+        ({PLAIN: 1.0, "fp16": 0.6, "terngrad": 0.2, "sdagc": 0.195}, "terngrad"),
+        ({PLAIN: 1.0, "fp16": 0.6, "terngrad": 0.2, "sdagc": 0.1}, "sdagc"),
+        ({PLAIN: 1.0}, PLAIN),
+    ],
+)
+def test_more_loss_must_gain_a_twentieth(seconds: dict[str, float], chosen: str) -> None:
+    estimates = {name: Estimate(value, "all-gather") for name, value in seconds.items()}
+    assert choose(estimates, LEVELS) == chosen
+
+
+# Watching
+
+
+class Clock:
+    def __init__(self) -> None:
+        self.now = 100.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def watched(watch: Watch, clock: Clock, rest: float, gaps: list[float], tail: float) -> None:
+    """A step: some time, then buckets one after the other, then the end."""
+    watch.begin()
+    clock.now += rest
+    for index, gap in enumerate(gaps):
+        clock.now += gap
+        watch.ready((index,))
+    clock.now += tail
+    watch.end()
+    watch.end()  # DDP's callbacks come once for every bucket
+
+
+def test_a_watch_finds_the_median_step() -> None:
+    clock = Clock()
+    watch = Watch(clock)
+    assert watch.period_s is None
+    assert watch.profile(PARAMETERS) is None
+    watched(watch, clock, 9.0, [0.0, 1.0], 1.0)  # of the first step the beginning is not known
+    assert watch.period_s is None
+    for rest in (2.0, 3.0, 50.0):
+        watched(watch, clock, rest, [0.0, 0.5], 1.5)
+    assert watch.period_s == 5.0
+    assert watch.total_s == 4.0 + 5.0 + 52.0
+    found = watch.profile(PARAMETERS)
+    assert found is not None
+    profile, plan = found
+    assert (profile.forward_s, profile.backward_s, profile.update_s) == (3.0, 0.5, 0.0)
+    assert [gradient.parameter.name for gradient in profile.gradients] == ["a.weight", "b.weight"]
+    assert plan == (1, 1)
+
+
+def test_a_watch_leaves_out_steps_with_other_buckets() -> None:
+    clock = Clock()
+    watch = Watch(clock)
+    watched(watch, clock, 1.0, [0.0], 1.0)
+    watched(watch, clock, 1.0, [0.0], 1.0)
+    watched(watch, clock, 7.0, [0.0, 1.0], 1.0)
+    found = watch.profile(PARAMETERS)
+    assert found is not None
+    assert found[0].forward_s == 7.0
+    assert found[1] == (1, 1)
+
+
+# Deciding
+
+
+class Crew:
+    """Two ranks that measure the same."""
+
+    rank, world_size = 0, 2
+
+    def __init__(self, link: Link) -> None:
+        self.link = link
+        self.num_probes = 0
+
+    def gather(self, value: Any) -> list[Any]:
+        return [value, value]
+
+    def measure_link(self) -> Link:
+        self.num_probes += 1
+        return self.link
+
+
+class Flight:
+    """A pilot, and steps that take what a test says of the method in use."""
+
+    def __init__(self, link: Link, auto: tg.Auto | None = None) -> None:
+        self.clock = Clock()
+        self.crew = Crew(link)
+        auto = auto or tg.Auto()
+        self.pilot = Pilot(auto, auto.methods, PARAMETERS, ["all-gather", "two-shot"], self.crew, Watch(self.clock))
+        self.pilot.start(0)
+        self.step = 0
+
+    def fly(self, steps: int, seconds: Callable[[str], float], compute: float = 0.0) -> None:
+        """So many steps, with what communication adds to computing."""
+        gradient = torch.linspace(-1, 1, 1000)
+        for _ in range(steps):
+            self.clock.now += compute
+            self.pilot.begin(self.step)
+            self.pilot.ready((1,), gradient)
+            self.clock.now += 0.002
+            self.pilot.ready((0,), gradient)
+            self.clock.now += seconds(self.pilot.choice)
+            self.pilot.end()
+            self.step += 1
+
+    @property
+    def chosen(self) -> list[str]:
+        return [decision.method for decision in self.pilot.decisions]
+
+
+def test_it_starts_with_plain_ddp_and_measures_that() -> None:
+    flight = Flight(SLOW)
+    flight.fly(SETTLING + FEWEST, lambda name: 0.01)
+    assert flight.chosen == [PLAIN]
+    assert flight.crew.num_probes == 0
+
+
+def test_on_a_slow_link_it_takes_what_is_predicted_to_be_best_and_stays_with_it() -> None:
+    flight = Flight(SLOW)  # plain DDP takes 0.4 s there, ternary codes 20 ms
+    flight.fly(60, lambda name: 0.4 if name == PLAIN else 0.02)
+    assert len(flight.chosen) == 2
+    assert flight.chosen[1].startswith("terngrad")
+    decision = flight.pilot.decisions[-1]
+    assert decision.step <= SETTLING + MOST + 1
+    assert decision.estimates[PLAIN].measured
+    assert not decision.estimates[decision.method].measured
+    assert "ddp 402.0 ms (measured)" in decision.reason
+    assert json.dumps(decision.describe())
+
+
+def test_steps_of_seconds_are_not_measured_more_often_than_needed() -> None:
+    flight = Flight(SLOW)
+    flight.fly(SETTLING + FEWEST + 2, lambda name: 20.0 if name == PLAIN else 0.02)
+    assert len(flight.chosen) == 2
+
+
+def test_on_a_fast_link_it_stays_with_plain_ddp() -> None:
+    flight = Flight(FAST)
+    flight.fly(60, lambda name: 0.001, compute=0.4)
+    assert flight.chosen == [PLAIN]
+    assert flight.crew.num_probes == 1
+
+
+def test_what_cannot_be_explained_is_tried() -> None:
+    """Plain DDP waits, and the link is not to blame: perhaps its all-reduce is, so others get their chance."""
+    flight = Flight(FAST, tg.Auto(candidates=("fp16",)))
+    flight.fly(60, lambda name: 0.4)
+    assert flight.chosen == [PLAIN, "fp16", PLAIN]
+
+
+def test_what_does_not_keep_its_promise_is_left_and_nothing_is_tried_twice() -> None:
+    flight = Flight(SLOW)
+    flight.fly(300, lambda name: 0.4 if name == PLAIN else 5.0)
+    assert flight.chosen[0] == flight.chosen[-1] == PLAIN
+    tried = flight.chosen[1:-1]
+    assert len(tried) == len(set(tried)) == len(tg.Auto().methods)
+
+
+def test_the_next_best_is_taken_if_it_keeps_its() -> None:
+    flight = Flight(SLOW, tg.Auto(candidates=("fp16", "terngrad")))
+    flight.fly(100, lambda name: {PLAIN: 0.4, "terngrad": 5.0, "fp16": 0.2}[name])
+    assert flight.chosen == [PLAIN, "terngrad", "fp16"]
+
+
+def test_when_steps_change_it_looks_anew() -> None:
+    flight = Flight(SLOW, tg.Auto(candidates=("terngrad",), review_every=20))
+    flight.fly(50, lambda name: 0.4 if name == PLAIN else 0.02)
+    assert flight.chosen == [PLAIN, "terngrad"]
+    flight.crew.link = FAST  # the network is no longer slow, but something else takes time
+    flight.fly(40, lambda name: 0.1 if name == PLAIN else 0.2)
+    assert flight.chosen == [PLAIN, "terngrad", PLAIN]
+    assert flight.crew.num_probes == 2
+    assert "a step took" in flight.pilot.decisions[-1].reason
+
+
+def test_a_pinned_choice_stays() -> None:
+    flight = Flight(SLOW)
+    flight.pilot.pin(tg.Decision(0, PLAIN, "all-reduce", "pinned"))
+    flight.fly(60, lambda name: 0.4)
+    assert flight.chosen == [PLAIN, PLAIN]
+    assert flight.crew.num_probes == 0
+
+
+def test_with_nothing_to_choose_from_plain_ddp_is_the_last_word() -> None:
+    flight = Flight(SLOW, tg.Auto("lossless"))
+    flight.fly(60, lambda name: 0.4)
+    assert flight.chosen == [PLAIN]
+    assert flight.crew.num_probes == 0
+
+
+def test_a_saved_pilot_goes_on_with_its_choice_and_measures_it_again() -> None:
+    before = Flight(SLOW)
+    before.fly(60, lambda name: 0.4 if name == PLAIN else 0.02)
+    after = Flight(SLOW)
+    decision = after.pilot.load_state_dict(before.pilot.state_dict(), "terngrad", 60)
+    assert decision.method == before.pilot.choice
+    after.fly(60, lambda name: 0.4 if name == PLAIN else 5.0)
+    assert after.chosen[-1] == PLAIN
+    assert after.crew.num_probes == 0
+
+
+def test_a_state_without_choices_gives_its_method() -> None:
+    flight = Flight(SLOW)
+    assert flight.pilot.load_state_dict(None, "terngrad", 5).method == "terngrad"
+    assert not flight.pilot.pinned
+    flight.pilot.load_state_dict(None, "terngrad:clip=3.0", 5)
+    assert flight.pilot.pinned  # it is none of the candidates
+
+
+# A profile of the doctor's
+
+
+def test_a_profile_saves_the_dense_steps(tmp_path: Path) -> None:
+    flight = Flight(SLOW, tg.Auto(profile=str(saved(tmp_path / "doctor.json"))))
+    assert flight.chosen == ["terngrad"]
+    flight.fly(60, lambda name: 0.03)
+    assert flight.chosen == ["terngrad"]
+    assert flight.crew.num_probes == 0
+
+
+def test_a_profile_that_promised_too_much_is_not_believed_for_long(tmp_path: Path) -> None:
+    auto = tg.Auto(candidates=("terngrad",), profile=str(saved(tmp_path / "doctor.json")))
+    flight = Flight(SLOW, auto)
+    flight.fly(60, lambda name: 0.4 if name == PLAIN else 5.0)
+    assert flight.chosen == ["terngrad", PLAIN]
+
+
+@pytest.mark.parametrize(
+    ("numel", "ranks", "words"), [(7, 2, ["7 parameters", "100,000"]), (100_000, 3, ["3 ranks", "on 2"])]
+)
+def test_a_profile_of_something_else_is_refused(tmp_path: Path, numel: int, ranks: int, words: list[str]) -> None:
+    path = saved(tmp_path / "doctor.json", numel=numel, ranks=ranks)
+    with pytest.raises(tg.ConfigurationError) as caught:
+        Flight(SLOW, tg.Auto(profile=str(path)))
+    assert all(word in str(caught.value) for word in words)
+
+
+def test_a_profile_is_read_as_it_was_saved(tmp_path: Path) -> None:
+    found = Saved.read(saved(tmp_path / "doctor.json", ranks=3))
+    assert found.cluster.num_workers == found.cluster.num_nodes == 3
+    assert found.cluster.between == LINK
+    assert found.profile == examination().profile
+    assert found.codecs == CODECS
+
+
+@pytest.mark.parametrize("content", [None, "{}", "no JSON"])
+def test_a_file_that_is_no_profile_is_refused(tmp_path: Path, content: str | None) -> None:
+    path = tmp_path / "doctor.json"
+    if content is not None:
+        path.write_text(content)
+    with pytest.raises(tg.ConfigurationError, match="terngrad doctor --save"):
+        Flight(SLOW, tg.Auto(profile=str(path)))
