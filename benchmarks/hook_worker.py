@@ -30,6 +30,8 @@ from torch.distributed.algorithms.ddp_comm_hooks import powerSGD_hook as powersg
 from torch.nn.parallel import DistributedDataParallel
 
 import terngrad
+from terngrad import perf
+from terngrad.exchange import Channel
 from terngrad.perf import Cluster, diagnosis, probes
 
 NO_SYNC, DDP, DDP_FP16, POWERSGD, AUTO = "no-sync", "ddp", "ddp-fp16", "powersgd-", "auto"
@@ -194,24 +196,29 @@ def run_steps(job: Job) -> dict[str, Any]:
 
 def predict(job: Job, module: nn.Module, loss: Loss) -> dict[str, float]:
     """Seconds of a step by the performance model, from probes of now: the slowest rank's, and the median wire."""
-    rank, device = dist.get_rank(), torch.device("cpu")
-    wires = probes.measure_wires(rank, job.world_size, device) if job.world_size > 1 else []
+    link = probes.measure_link(Channel(dist.distributed_c10d._get_default_group()), torch.device("cpu"))
     optimizer = torch.optim.SGD(module.parameters(), lr=1e-4, momentum=job.momentum)
     dist.barrier()
     profile = probes.measure_profile(module, lambda: loss(module), optimizer, repeats=3)
     specs = [name for name in job.methods if name in DDP_NAMES or _is_predicted(name)]
     own = {spec: terngrad.from_spec(spec) for spec in specs if spec not in DDP_NAMES}
-    codecs = {spec: probes.measure_codec(method, probes.sample_of(module)) for spec, method in own.items()}
+    largest, sample = perf.largest_bucket(profile, perf.default_plan(profile)), probes.sample_of(module)
+    dist.barrier()  # hosts that share cores compute at the same time
+    codecs = {spec: probes.measure_codec(method, sample, largest) for spec, method in own.items()}
+    dist.barrier()
+    speeds = probes.measure_speeds()
     module.zero_grad()
     everyone: list[Any] = [None] * job.world_size
-    dist.all_gather_object(everyone, (profile, codecs))
+    dist.all_gather_object(everyone, (profile, codecs, speeds))
     slowest = max((found[0] for found in everyone), key=lambda found: found.compute_s)
-    link = diagnosis.link_of(wires)
+    if not job.bucket_view:
+        slowest = diagnosis.in_ddp(slowest, [found[2] for found in everyone])
     cores = len(os.sched_getaffinity(0)) / (1 if job.pin else job.world_size)
     known = {spec: (own[spec], everyone[0][1][spec]) for spec in own}
     cluster, contention = Cluster(job.world_size, link), diagnosis.contention_with(cores)
     found = diagnosis.predict_all(slowest, cluster, known, contention)
-    return {NO_SYNC: slowest.compute_s, **{name: found[name].step_s for name in specs if name in found}}
+    alone = max(found[0].compute_s for found in everyone)
+    return {NO_SYNC: alone, **{name: found[name].step_s for name in specs if name in found}}
 
 
 def _is_predicted(name: str) -> bool:

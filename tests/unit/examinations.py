@@ -10,7 +10,7 @@ from typing import Any
 
 from terngrad.methods import from_spec
 from terngrad.perf import Gradient, Line, Link, ParameterInfo, Profile
-from terngrad.perf.diagnosis import Finding, cluster_of, predict_all, verdict
+from terngrad.perf.diagnosis import Finding, cluster_of, contention_with, in_ddp, predict_all, verdict
 from terngrad.perf.doctor import Examination
 from terngrad.perf.places import Place
 from terngrad.perf.probes import Codec, Speeds, Wire
@@ -27,12 +27,15 @@ def examination(numel: int = 100_000, ranks: int = 2, **changes: Any) -> Examina
     wires = [Wire(a, b, LINK.latency_s, LINK.bytes_per_s) for a, b in permutations(range(ranks), 2)]
     profile = Profile(0.01, (Gradient(ParameterInfo("a.weight", numel, False), 0.02),), 0.001)
     methods = {spec: (from_spec(spec), codec) for spec, codec in CODECS.items()}
-    predictions = predict_all(profile, cluster_of(places, wires), methods, 1.2)
+    speeds = [Speeds(5e9, 1e-3)] * ranks
+    contention = contention_with(2)
+    predictions = predict_all(in_ddp(profile, speeds), cluster_of(places, wires, LINK), methods, contention)
     found = Examination(
         places,
         [Finding("slow-host", "rank 1 <b>is</b> slow", (1,))],
-        [Speeds(5e9, 1e-3)] * ranks,
+        speeds,
         wires,
+        LINK if ranks > 1 else None,
         profile,
         CODECS,
         predictions,

@@ -147,11 +147,11 @@ def test_ranks_with_the_same_addresses_are_one_node() -> None:
     here, there = {"eth0": "10.0.0.1"}, {"eth0": "10.0.0.3"}
     places = [place(rank, interfaces=here if rank < 2 else there) for rank in range(4)]
     measured = [Wire(0, 1, 1e-6, 1e9), Wire(0, 2, 1e-4, 1e7), Wire(1, 2, 1e-4, 1e7)]
-    found = cluster_of(places, measured)
+    found = cluster_of(places, measured, None)
     assert (found.num_nodes, found.devices) == (2, 2)
     assert found.between == Link(1e-4, 1e7)
     assert found.within == Link(1e-6, 1e9)
-    uneven = cluster_of(places[:3], measured)
+    uneven = cluster_of(places[:3], measured, None)
     assert (uneven.num_workers, uneven.between) == (3, Link(1e-4, 1e7))
 
 
@@ -229,13 +229,23 @@ def test_a_profile_has_gradients_in_the_order_of_backward() -> None:
 def test_codecs_are_measured_on_real_gradients(spec: str) -> None:
     method = tg.from_spec(spec)
     sample = torch.randn(1000, generator=torch.Generator().manual_seed(3)) ** 5  # heavy tails: few codes are not zero
-    found = measure_codec(method, sample, sizes=(1 << 12, 1 << 14), repeats=1)
+    found = measure_codec(method, sample, largest=1 << 14, repeats=1)
     assert all(line.fixed_s >= 0 and line.element_s >= 0 for line in (found.encode, found.decode, found.add))
     assert found.encode(1e6) > 0
     if spec.endswith("entropy"):
         assert 0.1 < found.size_ratio < 0.6
     elif spec in ("bf16", "terngrad"):
         assert found.size_ratio == 1
+
+
+def test_ranks_on_nodes_of_their_own_have_the_link_of_all_at_once() -> None:
+    together = Link(2e-4, 5e7, cpu_s=1e-9)
+    places = [place(rank) for rank in range(3)]
+    assert cluster_of(places, wires({}), together) == Cluster(3, together)
+    shared = [place(rank, interfaces={"eth0": f"10.0.0.{rank // 2}"}) for rank in range(4)]
+    found = cluster_of(shared, wires({}, num_ranks=4), together)
+    assert (found.num_nodes, found.devices) == (2, 2)
+    assert found.between == Link(1e-4, 1e8, cpu_s=1e-9)
 
 
 def test_a_place_says_where_this_process_is(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -78,6 +78,13 @@ def test_sums_are_a_second_transfer() -> None:
     close(simulate([1.0], [work]), end_s=2.5, decode_s=0.8, exchange_s=0.6)
 
 
+def test_handing_bytes_to_the_network_takes_the_processor_while_they_are_on_the_wire() -> None:
+    alone = simulate([1.0], [Work(0.0, 2.0, 0.0, handling_s=0.5)], contention=2.0)
+    close(alone, backward_s=1.0, end_s=3.0, exchange_s=2.0)
+    beside = simulate([1.0, 3.0], [Work(0.0, 0.5, 0.0, handling_s=0.5), Work(0.0, 0.1, 0.0)], contention=2.0)
+    close(beside, backward_s=3.5, end_s=3.6)
+
+
 def test_nothing_to_send_takes_no_time() -> None:
     close(simulate([], []), backward_s=0.0, end_s=0.0)
 
@@ -132,6 +139,13 @@ def test_a_cluster_of_nothing_is_refused(nodes: int, devices: int) -> None:
 
 
 # A step
+
+
+def test_ddp_copies_gradients_to_its_buckets_and_back() -> None:
+    bare = profile_of(1.0, 2.0, numel=1000)
+    found = bare.with_copies(4000.0)
+    assert [gradient.ready_s for gradient in found.gradients] == [2.0, 4.0]
+    assert found.update_s == bare.update_s + 2.0
 
 
 def profile_of(*ready: float, numel: int = 1000) -> Profile:

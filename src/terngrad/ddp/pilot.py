@@ -20,7 +20,7 @@ from terngrad.ddp.auto import Auto, Decision
 from terngrad.ddp.watch import Watch
 from terngrad.errors import ConfigurationError
 from terngrad.methods import Method, ParameterInfo
-from terngrad.perf import AllReduce, Cluster, Link, Prediction, Profile, plan_buckets
+from terngrad.perf import AllReduce, Cluster, Link, Prediction, Profile, largest_bucket, plan_buckets
 from terngrad.perf.choice import LOSSLESS, PLAIN, Estimate, choose, level_of, predict_methods
 from terngrad.perf.diagnosis import contention_with, cores_for, in_bits
 from terngrad.perf.places import Place, find_place
@@ -181,8 +181,12 @@ class Pilot:
         """Estimates for all that has none, from the steps that were watched and from probes, which take a second."""
         link = self._crew.measure_link()
         sample = self._sample
-        codecs = {spec: measure_codec(m, sample) for spec, m in self._methods.items()} if sample is not None else {}
-        mine = find_place(self._crew.rank), self._watch.profile(self._parameters), codecs
+        profiled = self._watch.profile(self._parameters)
+        codecs: dict[str, Codec] = {}
+        if sample is not None and profiled is not None:
+            largest = largest_bucket(*profiled)
+            codecs = {spec: measure_codec(method, sample, largest) for spec, method in self._methods.items()}
+        mine = find_place(self._crew.rank), profiled, codecs
         everyone: list[tuple[Place, tuple[Profile, tuple[int, ...]] | None, dict[str, Codec]]]
         everyone = self._crew.gather(mine)
         places = [place for place, _, _ in everyone]

@@ -9,10 +9,9 @@ from itertools import accumulate, pairwise
 from terngrad.methods import ParameterInfo
 from terngrad.perf.grouping import Plan, best_plan, capped_plan, greedy_plan
 from terngrad.perf.network import Cluster
-from terngrad.perf.profile import Profile
+from terngrad.perf.profile import VALUE_BYTES, Profile
 from terngrad.perf.step import Line, Prediction, Sending
 
-VALUE_BYTES = 4  # of a gradient, in DDP's buckets
 MEGABYTE = 1 << 20
 BUCKET_BYTES, FIRST_BUCKET_BYTES = 25 * MEGABYTE, MEGABYTE  # DDP's own
 
@@ -32,6 +31,13 @@ class BucketPlan:
 def default_plan(profile: Profile) -> Plan:
     """The buckets that DDP makes by itself."""
     return capped_plan(_sizes(profile), BUCKET_BYTES, FIRST_BUCKET_BYTES)
+
+
+def largest_bucket(profile: Profile, plan: Plan) -> int:
+    """Elements of the largest one."""
+    return max(
+        sum(gradient.parameter.numel for gradient in profile.gradients[part]) for part in _by_group(profile, plan)
+    )
 
 
 def plan_buckets(profile: Profile, cluster: Cluster, sending: Sending, contention: float = 1.0) -> BucketPlan:

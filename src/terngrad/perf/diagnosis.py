@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from terngrad.methods import Method
@@ -136,17 +136,28 @@ def slow_links(places: Sequence[Place], wires: Sequence[Wire]) -> list[Finding]:
 # What methods would take
 
 
-def cluster_of(places: Sequence[Place], wires: Sequence[Wire]) -> Cluster:
-    """As alpha and beta: medians over the wires between hosts, and within. Unequal hosts count as one for each rank."""
+def cluster_of(places: Sequence[Place], wires: Sequence[Wire], link: Link | None) -> Cluster:
+    """As alpha and beta: of all ranks at once where each has a node of its own, else medians over the wires between
+    nodes, and within. Unequal nodes count as one for each rank.
+    """
     nodes = [place.node for place in places]
     home = dict(enumerate(nodes))
     near = [wire for wire in wires if home[wire.sender] == home[wire.receiver]]
     far = [wire for wire in wires if home[wire.sender] != home[wire.receiver]]
     devices = {nodes.count(node) for node in nodes}
     if len(devices) > 1:
-        return Cluster(len(places), link_of(far))
+        return Cluster(len(places), link or link_of(far))
     (each,) = devices
-    return Cluster(len(places) // each, link_of(far or near), each, link_of(near))
+    if link is not None and (each == 1 or not far):
+        return Cluster(len(places), link)
+    cpu_s = link.cpu_s if link is not None else 0.0
+    between = replace(link_of(far or near), cpu_s=cpu_s)
+    return Cluster(len(places) // each, between, each, link_of(near))
+
+
+def in_ddp(profile: Profile, speeds: Sequence[Speeds]) -> Profile:
+    """A bare model's step as it is inside DDP, which copies gradients to its buckets and back."""
+    return profile.with_copies(min(speed.copy_bytes_per_s for speed in speeds))
 
 
 def link_of(wires: Sequence[Wire]) -> Link:

@@ -14,13 +14,16 @@ from torch.distributed import PrefixStore  # type: ignore[attr-defined]
 from torch.distributed.rendezvous import rendezvous
 
 from terngrad.errors import ConfigurationError, ExchangeError
+from terngrad.exchange import Channel
 from terngrad.methods import Method
+from terngrad.perf.buckets import default_plan, largest_bucket
 from terngrad.perf.diagnosis import (
     Finding,
     cluster_of,
     contention_with,
     cores_for,
     described,
+    in_ddp,
     odd_settings,
     predict_all,
     slow_hosts,
@@ -28,8 +31,9 @@ from terngrad.perf.diagnosis import (
     unreachable,
     verdict,
 )
+from terngrad.perf.network import Link
 from terngrad.perf.places import Place, find_place, tell_all
-from terngrad.perf.probes import Codec, Speeds, Wire, measure_codec, measure_speeds, measure_wires
+from terngrad.perf.probes import Codec, Speeds, Wire, measure_codec, measure_link, measure_speeds, measure_wires
 from terngrad.perf.profile import Profile
 from terngrad.perf.step import Prediction
 
@@ -45,6 +49,7 @@ class Examination:
     findings: list[Finding]
     speeds: list[Speeds] = field(default_factory=list)
     wires: list[Wire] = field(default_factory=list)
+    link: Link | None = None  # of all ranks at once
     profile: Profile | None = None
     codecs: Mapping[str, Codec] = field(default_factory=dict)
     predictions: Mapping[str, Prediction] = field(default_factory=dict)
@@ -57,6 +62,7 @@ class Examination:
             "findings": [asdict(finding) for finding in self.findings],
             "speeds": [asdict(speed) for speed in self.speeds],
             "wires": [asdict(wire) for wire in self.wires],
+            "link": asdict(self.link) if self.link else None,
             "profile": self.profile.describe() if self.profile else None,
             "codecs": {name: asdict(codec) for name, codec in self.codecs.items()},
             "predictions": described(self.predictions),
@@ -106,11 +112,16 @@ def _meet() -> Any:
 
 def _alone(place: Place, methods: Mapping[str, Method], look: Callable[[], tuple[Profile, Tensor]]) -> Examination:
     profile, sample = look()
-    codecs = {name: measure_codec(method, sample) for name, method in methods.items()}
+    codecs = _measure_codecs(methods, profile, sample)
     text = (
         "One rank: there is nothing to send. Start it on every rank, by torchrun or `terngrad lab`, to see its links."
     )
-    return Examination([place], odd_settings([place]), [measure_speeds()], [], profile, codecs, verdict=text)
+    return Examination([place], odd_settings([place]), [measure_speeds()], [], None, profile, codecs, verdict=text)
+
+
+def _measure_codecs(methods: Mapping[str, Method], profile: Profile, sample: Tensor) -> dict[str, Codec]:
+    largest = largest_bucket(profile, default_plan(profile))
+    return {name: measure_codec(method, sample, largest) for name, method in methods.items()}
 
 
 def _together(
@@ -122,17 +133,19 @@ def _together(
     dist.barrier()
     profile, sample = look()
     dist.barrier()  # those who share a machine compute at the same time
-    mine = measure_speeds(), profile, {name: measure_codec(method, sample) for name, method in methods.items()}
+    mine = measure_speeds(), profile, _measure_codecs(methods, profile, sample)
     everyone: list[Any] = [None] * world_size
     dist.all_gather_object(everyone, mine)
     speeds = [found[0] for found in everyone]
     slowest = max((found[1] for found in everyone), key=lambda found: found.compute_s)
     codecs = max((found[2] for found in everyone), key=_seconds_of_a_million)
-    cluster = cluster_of(places, wires)
+    link = measure_link(Channel(dist.distributed_c10d._get_default_group()), torch.device("cpu"))
+    cluster = cluster_of(places, wires, link)
     contention = contention_with(min(cores_for(found, places) for found in places))
-    predictions = predict_all(slowest, cluster, {name: (methods[name], codecs[name]) for name in methods}, contention)
+    known = {name: (methods[name], codecs[name]) for name in methods}
+    predictions = predict_all(in_ddp(slowest, speeds), cluster, known, contention)
     findings = [*odd_settings(places), *slow_hosts(places, speeds), *slow_links(places, wires)]
-    return Examination(places, findings, speeds, wires, slowest, codecs, predictions, verdict(predictions))
+    return Examination(places, findings, speeds, wires, link, slowest, codecs, predictions, verdict(predictions))
 
 
 def _seconds_of_a_million(codecs: Mapping[str, Codec]) -> float:

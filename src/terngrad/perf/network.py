@@ -15,13 +15,14 @@ from terngrad.errors import ConfigurationError
 
 @dataclass(frozen=True)
 class Link:
-    """A message of b bytes takes latency_s + b / bytes_per_s."""
+    """A message of b bytes takes latency_s + b / bytes_per_s, and b * cpu_s of the processors at both ends."""
 
     latency_s: float
     bytes_per_s: float
+    cpu_s: float = 0.0  # for a byte that is sent and one that is received: copies, checksums
 
     def __post_init__(self) -> None:
-        if not (self.latency_s >= 0 and self.bytes_per_s > 0):
+        if not (self.latency_s >= 0 and self.bytes_per_s > 0 and self.cpu_s >= 0):
             raise ConfigurationError(
                 f"Link(latency_s={self.latency_s}, bytes_per_s={self.bytes_per_s}): latency must be >= 0, rate above 0"
             )

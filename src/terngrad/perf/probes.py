@@ -21,6 +21,7 @@ from terngrad.perf.profile import Gradient, Profile
 from terngrad.perf.step import Line
 
 FIRST_BYTES, MOST_BYTES = 1 << 18, 1 << 28  # of the messages that a wire is measured with
+LEAST_PROBED, MOST_PROBED = 1 << 14, 1 << 22  # elements that codecs are measured with
 
 Clock = Callable[[], float]
 
@@ -74,10 +75,13 @@ class Codec:
     sum_ratio: float = 1.0  # likewise of sums
 
 
-def measure_codec(
-    method: Method, sample: Tensor, sizes: tuple[int, int] = (1 << 16, 1 << 20), repeats: int = 3
-) -> Codec:
-    """Lines through two sizes of bucket, which `sample`, a piece of a real gradient, is repeated to fill."""
+def measure_codec(method: Method, sample: Tensor, largest: int, repeats: int = 3) -> Codec:
+    """Lines through two sizes of bucket, which `sample`, a piece of a real gradient, is repeated to fill.
+
+    `largest` is that of the model's largest bucket, in elements: what fits a cache is quicker than what does not.
+    """
+    most = min(max(largest, LEAST_PROBED), MOST_PROBED)
+    sizes = (most // 16, most)
     found = [_codec_seconds(method, sample, numel, repeats) for numel in sizes]
     times = {name: _line(sizes, (found[0][0][name], found[1][0][name])) for name in found[0][0]}
     return Codec(**times, size_ratio=found[1][1], sum_ratio=found[1][2])
@@ -247,23 +251,29 @@ def measure_link(channel: Channel, device: torch.device, seconds: float = 0.1) -
     """
     others = channel.world_size - 1
 
-    def slowest_round(num_bytes: int) -> float:
+    def slowest_round(num_bytes: int) -> tuple[float, float]:
+        """Seconds, by the clock and of the processor."""
         rows = torch.zeros(channel.world_size, num_bytes, dtype=torch.uint8, device=device)
-        start = time.perf_counter()
+        start, worked = time.perf_counter(), time.process_time()
         channel.all_gather(rows).wait()
         finish_work(device)
-        took = torch.zeros(channel.world_size, dtype=torch.float64, device=device)
-        took[channel.rank] = time.perf_counter() - start
-        channel.all_gather(took.view(channel.world_size, -1).view(torch.uint8)).wait()
-        return float(took.max())
+        took = torch.zeros(channel.world_size, 2, dtype=torch.float64)
+        took[channel.rank, 0] = time.perf_counter() - start
+        took[channel.rank, 1] = time.process_time() - worked
+        everyone = took.to(device)
+        channel.all_gather(everyone.view(torch.uint8)).wait()
+        found = everyone.cpu().max(dim=0).values
+        return float(found[0]), float(found[1])
 
     slowest_round(FIRST_BYTES)  # connections are made
-    latency = statistics.median(slowest_round(1) for _ in range(9))
+    latency = statistics.median(slowest_round(1)[0] for _ in range(9))
     size = FIRST_BYTES
     while True:
-        took = max(statistics.median(slowest_round(size) for _ in range(3)) - latency, 1e-9)
+        rounds = [slowest_round(size) for _ in range(3)]
+        took = max(statistics.median(clock for clock, _ in rounds) - latency, 1e-9)
         if took > seconds / 2 or size * channel.world_size >= MOST_BYTES:
-            return Link(latency, others * size / took)
+            worked = statistics.median(cpu for _, cpu in rounds)
+            return Link(latency, others * size / took, worked / (others * size))
         size = _next_size(size, seconds / took)
 
 

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from terngrad.errors import ConfigurationError
 from terngrad.methods import ParameterInfo
+
+VALUE_BYTES = 4  # of a gradient
 
 
 @dataclass(frozen=True)
@@ -46,6 +48,14 @@ class Profile:
     @property
     def numel(self) -> int:
         return sum(gradient.parameter.numel for gradient in self.gradients)
+
+    def with_copies(self, bytes_per_s: float) -> Profile:
+        """As DDP has it, unless gradients are views of its buckets: every gradient is copied there and back."""
+        copied, gradients = 0.0, []
+        for gradient in self.gradients:
+            copied += VALUE_BYTES * gradient.parameter.numel / bytes_per_s
+            gradients.append(replace(gradient, ready_s=gradient.ready_s + copied))
+        return Profile(self.forward_s, tuple(gradients), self.update_s + copied)
 
     def describe(self) -> dict[str, Any]:
         """For a file; `read` makes an equal profile of it."""

@@ -9,10 +9,10 @@ from pathlib import Path
 from typing import Any
 
 from terngrad.errors import ConfigurationError
-from terngrad.perf.diagnosis import cluster_of, contention_with, cores_for
-from terngrad.perf.network import Cluster
+from terngrad.perf.diagnosis import cluster_of, contention_with, cores_for, in_ddp
+from terngrad.perf.network import Cluster, Link
 from terngrad.perf.places import Place
-from terngrad.perf.probes import Codec, Wire
+from terngrad.perf.probes import Codec, Speeds, Wire
 from terngrad.perf.profile import Profile
 from terngrad.perf.step import Line
 
@@ -34,10 +34,11 @@ class Saved:
             found = json.loads(Path(path).read_text())
             places = [Place.read(one) for one in found["places"]]
             wires = [Wire(**one) for one in found["wires"]]
+            speeds = [Speeds(**one) for one in found["speeds"]]
             return cls(
-                Profile.read(found["profile"]),
+                in_ddp(Profile.read(found["profile"]), speeds),
                 {spec: read_codec(one) for spec, one in found["codecs"].items()},
-                cluster_of(places, wires),
+                cluster_of(places, wires, Link(**found["link"]) if found["link"] else None),
                 contention_with(min(cores_for(place, places) for place in places)),
                 found["predictions"],
             )

@@ -14,7 +14,7 @@ from terngrad.codecs import Frame, Segment
 from terngrad.exchange import EXCHANGES, LENGTH_BYTES
 from terngrad.methods import Coder, Method, ParameterInfo
 from terngrad.perf.grouping import check_plan
-from terngrad.perf.network import HERE, Cluster, Link
+from terngrad.perf.network import HERE, Cluster
 from terngrad.perf.profile import Profile
 from terngrad.perf.timeline import Timeline, Work, simulate
 
@@ -77,8 +77,10 @@ class AllReduce(Sending):
         codec = self.cast(sum(parameter.numel for parameter in parameters))
         num_bytes = self._num_bytes(parameters)
         if self.by_nodes:
-            return Work(codec, cluster.all_reduce_by_nodes(num_bytes, tree=self.tree), codec)
-        return Work(codec, cluster.all_reduce(num_bytes), codec)
+            send_s = cluster.all_reduce_by_nodes(num_bytes, tree=self.tree)
+        else:
+            send_s = cluster.all_reduce(num_bytes)
+        return Work(codec, send_s, codec, handling_s=cluster.between.cpu_s * self.bytes_sent(parameters, cluster))
 
     def bytes_sent(self, parameters: Sequence[ParameterInfo], cluster: Cluster) -> float:
         num_bytes = self._num_bytes(parameters)
@@ -155,6 +157,7 @@ class Coded(Sending):
             count * self.decode(numel),
             round_s=cluster.to_all(sizes.scalers) if sizes.scalers else 0.0,
             lengths_s=cluster.to_all(LENGTH_BYTES) if sizes.varies else 0.0,
+            handling_s=cluster.between.cpu_s * self.bytes_sent(parameters, cluster),
         )
         if EXCHANGES[self.exchange].num_rounds == 1:
             return gathered
@@ -201,6 +204,7 @@ class Served(Coded):
             self.decode(numel),
             round_s=cluster.to_all(sizes.scalers) if sizes.scalers and count > 1 else 0.0,
             lengths_s=cluster.through_servers(LENGTH_BYTES, LENGTH_BYTES, self.num_servers) if sizes.varies else 0.0,
+            handling_s=cluster.between.cpu_s * self.bytes_sent(parameters, cluster),
         )
 
     def bytes_sent(self, parameters: Sequence[ParameterInfo], cluster: Cluster) -> float:
@@ -259,8 +263,8 @@ class Prediction:
         quick = replace(cluster, between=replace(between, latency_s=0.0), within=replace(within, latency_s=0.0))
         wide = replace(
             cluster,
-            between=Link(between.latency_s, HERE.bytes_per_s),
-            within=Link(within.latency_s, HERE.bytes_per_s),
+            between=replace(between, bytes_per_s=HERE.bytes_per_s),
+            within=replace(within, bytes_per_s=HERE.bytes_per_s),
         )
         without = {
             "bandwidth": self._timeline(self.sending, wide),
@@ -279,7 +283,7 @@ def break_even(
     """
 
     def gains(rate: float) -> bool:
-        at = replace(cluster, between=Link(cluster.between.latency_s, rate))
+        at = replace(cluster, between=replace(cluster.between, bytes_per_s=rate))
         return (
             Prediction(profile, plan, one, at, contention).step_s
             < Prediction(profile, plan, other, at, contention).step_s

@@ -3,7 +3,7 @@
 The lane works as terngrad.ddp.lane does. For each bucket, in order, it encodes, with short rounds that it waits for,
 and posts the codes; then it waits for the bucket before and decodes it; then it adds up and posts the sums, where there
 are any. If no other bucket is ready yet, it waits for this one instead. Backward runs on meanwhile. Where both have to
-share a core, each is slowed down while both compute.
+share a core, each is slowed down while both compute. To hand bytes to the network is computing, too.
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ class Work:
     lengths_s: float = 0.0  # a round of lengths before each transfer, where messages vary
     add_s: float = 0.0  # where messages are added up and sent on: what that computes,
     sums_s: float = 0.0  # and their time on the wire
+    handling_s: float = 0.0  # of the processor, to hand messages to the network and take them from it
 
     @property
     def in_two(self) -> bool:
@@ -121,6 +122,7 @@ def simulate(ready: Sequence[float], works: Sequence[Work], contention: float = 
         if work.lengths_s:
             spent["exchange"] += clock.wait_until(wire.post(clock.now, work.lengths_s))
         arrival = wire.post(clock.now, work.send_s)
+        spent["exchange"] += clock.compute(work.handling_s)  # while it is on the wire
         if previous is not None:
             finish(*previous)
         if work.in_two:
