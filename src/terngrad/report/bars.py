@@ -102,10 +102,10 @@ def drawn_key(x: float, y: float) -> Markup:
     return tag("g", *parts)
 
 
-def key_of_phases() -> Markup:
+def key_of_phases(phases: Sequence[str] = tuple(NAMES)) -> Markup:
     """The legend as HTML, which wraps."""
     items = [
-        tag("li", tag("i", class_=f"key phase-{phase}{' thin' if phase in LANE else ''}"), name)
-        for phase, name in NAMES.items()
+        tag("li", tag("i", class_=f"key phase-{phase}{' thin' if phase in LANE else ''}"), NAMES[phase])
+        for phase in phases
     ]
     return tag("ul", *items, class_="phases")

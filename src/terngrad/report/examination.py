@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from terngrad.report.bars import StepTime, step_chart
+from terngrad.report.bars import StepTime, key_of_phases, step_chart
 from terngrad.report.markup import Markup, join, scrolling, tag
 from terngrad.report.page import fill_page
 from terngrad.report.palette import LETTERS, resource
@@ -56,7 +56,10 @@ def _predictions(rows: Sequence[Found], profile: Found | None) -> Markup:
         for index, row in enumerate(shown)
     ]
     chart = tag(
-        "figure", tag("figcaption", "Predicted time of a step"), step_chart(times, "predicted time of a step").element()
+        "figure",
+        tag("figcaption", "Predicted time of a step"),
+        key_of_phases(("compute", "exposed")),
+        step_chart(times, "predicted time of a step").element(),
     )
     time_unit, steps = column([row["step_s"] for row in shown], STEP_SECONDS)
     exposed_unit, exposed = column([row["exposed_s"] for row in shown], STEP_SECONDS)
@@ -107,5 +110,6 @@ def _ranks(places: Sequence[Found], speeds: Sequence[Found]) -> Markup:
 
 
 def _table(head: Sequence[str], rows: Sequence[Markup], label: str) -> Markup:
-    headings = tag("thead", tag("tr", *(tag("th", name, scope="col") for name in head)))
-    return scrolling(tag("table", headings, tag("tbody", *rows)), label)
+    figures = ("rate", "latency", "a step", "exposed", "sent")
+    headings = [tag("th", name, scope="col", class_="number" if name.startswith(figures) else None) for name in head]
+    return scrolling(tag("table", tag("thead", tag("tr", *headings)), tag("tbody", *rows)), label)
