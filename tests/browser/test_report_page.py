@@ -7,10 +7,11 @@ from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from examinations import examination
 from report_page import comparison, read_new
 from run_folders import events_of_a_run
 
-from terngrad.report import write_figure, write_report
+from terngrad.report import write_examination, write_figure, write_report
 
 if TYPE_CHECKING:
     from selenium.webdriver import Chrome
@@ -36,7 +37,7 @@ return [...arguments[0].querySelectorAll("path, rect, circle, line, text")].map(
 
 @pytest.fixture(scope="module")
 def pages(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
-    """Addresses of a page of two runs, of twelve, of several recipes, and of runs named to do harm."""
+    """Addresses of pages: of two runs, of twelve, of several recipes, of runs named to do harm, of an examination."""
     folder = tmp_path_factory.mktemp("reports")
     two = comparison(folder / "two")
     twelve = [read_new(folder / "twelve", events_of_a_run(), str(i), spec) for i, spec in enumerate(SPECS)]
@@ -45,11 +46,12 @@ def pages(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
     hostile = [read_new(folder / str(i), events_of_a_run(), HOSTILE[:8], HOSTILE, seed=i) for i in range(2)]
     reports = {"two": two, "twelve": twelve, "recipes": [*two, speed, words], "hostile": hostile}
     paths = {name: write_report(runs, folder / f"{name}.html") for name, runs in reports.items()}
+    paths["doctor"] = write_examination(examination(ranks=3).describe(), folder / "doctor.html")
     paths["figure"] = write_figure(two, folder / "figure.svg")
     return {name: path.as_uri() for name, path in paths.items()}
 
 
-PAGES = ("two", "twelve", "recipes", "hostile")
+PAGES = ("two", "twelve", "recipes", "hostile", "doctor")
 
 
 def wide(chromium: Chrome, width: int = 1280, scheme: str = "light") -> None:
@@ -113,7 +115,7 @@ def test_every_plot_is_drawn_and_seen(chromium: Chrome, pages: dict[str, str], n
         assert len(charts) == 1  # one axis at a time
         assert_has_geometry(chromium, charts[0])
     sparklines = visible(chromium, ".sparkline")
-    assert bool(sparklines)
+    assert bool(sparklines) == (name != "doctor")
     for sparkline in sparklines:
         assert_has_geometry(chromium, sparkline)
 
