@@ -10,19 +10,19 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 import grid
 
 TASKS = {
-    "CifarNet": ("cifarnet-cifar10", "--batch", "128", 2, 1_000),
-    "LeNet": ("lenet-mnist", "--batch", "64", 4, 1_500),
+    "CifarNet": ("cifarnet-cifar10", "--batch", "128", 2, 1_000, ("--lr", "1e-3")),
+    "LeNet": ("lenet-mnist", "--batch", "64", 4, 1_500, ()),
 }
 METHODS = {"clipped at 2.5 sigma": "terngrad", "not clipped": "terngrad:clip=0"}
 
 
 def arms(options: argparse.Namespace) -> list[grid.Arm]:
     found = []
-    for task, (recipe, flag, batch, workers, number) in TASKS.items():
+    for task, (recipe, flag, batch, workers, number, more) in TASKS.items():
         steps = grid.scaled(number, options)
         common = (
             recipe, flag, batch, "--steps", steps, "--eval-every", str(int(steps) // 5), "--schedule", "cosine",
-            *grid.COMMON,
+            *more, *grid.COMMON,
         )  # fmt: skip
         base = f"{task}, float"
         found.append(grid.Arm(base, (*common, "--method", "fp32", "--virtual-workers", "1")))
