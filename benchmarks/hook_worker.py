@@ -195,8 +195,9 @@ def run_steps(job: Job) -> dict[str, Any]:
 
 
 def predict(job: Job, module: nn.Module, loss: Loss) -> dict[str, float]:
-    """Seconds of a step by the performance model, from probes of now: the slowest rank's, and the median wire."""
-    link = probes.measure_link(Channel(dist.distributed_c10d._get_default_group()), torch.device("cpu"))
+    """Seconds of a step by the performance model, from probes of now: the slowest rank's, and all links at once."""
+    channel = Channel(dist.distributed_c10d._get_default_group())
+    link = probes.measure_link(channel, torch.device("cpu")) if job.world_size > 1 else perf.Link(0.0, 1e12)
     optimizer = torch.optim.SGD(module.parameters(), lr=1e-4, momentum=job.momentum)
     dist.barrier()
     profile = probes.measure_profile(module, lambda: loss(module), optimizer, repeats=3)
@@ -214,7 +215,10 @@ def predict(job: Job, module: nn.Module, loss: Loss) -> dict[str, float]:
     if not job.bucket_view:
         slowest = diagnosis.in_ddp(slowest, [found[2] for found in everyone])
     cores = len(os.sched_getaffinity(0)) / (1 if job.pin else job.world_size)
-    known = {spec: (own[spec], everyone[0][1][spec]) for spec in own}
+    codecs = max(
+        (found[1] for found in everyone), key=lambda found: sum(one.seconds(1 << 20) for one in found.values())
+    )
+    known = {spec: (own[spec], codecs[spec]) for spec in own}
     cluster, contention = Cluster(job.world_size, link), diagnosis.contention_with(cores)
     found = diagnosis.predict_all(slowest, cluster, known, contention)
     alone = max(found[0].compute_s for found in everyone)

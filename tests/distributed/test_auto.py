@@ -101,7 +101,7 @@ def test_what_was_held_back_is_sent_before_plain_ddp_goes_on() -> None:
     assert first[1:] == (["ddp", "sdagc:values=sign", "ddp"], 0)
 
 
-@stage.scenario(2)
+@stage.scenario(3)
 def plain_all_along(rank: int, world_size: int) -> Any:
     with scripted("ddp"):
         auto, handle, _ = trained(rank, "auto", 6, measure_every=0)
@@ -119,7 +119,7 @@ def plain_all_along(rank: int, world_size: int) -> Any:
 
 
 def test_plain_ddp_is_plain_ddp_bit_for_bit() -> None:
-    for equal, method, ratio in stage.play(plain_all_along, 2):
+    for equal, method, ratio in stage.play(plain_all_along, 3):
         assert equal
         assert method == "fp32"
         assert ratio == pytest.approx(1)
@@ -180,6 +180,7 @@ def refusing(rank: int, world_size: int) -> Any:
         (tg.Auto("sparse", candidates=("sdagc",)), {"optimizer": None}),  # there is no momentum to take over
         ("auto:profile=/nowhere/doctor.json", {}),
         (tg.Auto("lossless" if rank else "unbiased"), {}),
+        ("auto", {"exchange": "ring"}),
     ):
         model = DistributedDataParallel(nn.Linear(FEATURES, 3))
         text = io.StringIO()
@@ -196,12 +197,51 @@ def refusing(rank: int, world_size: int) -> Any:
 
 
 def test_what_cannot_be_is_said_on_all_ranks() -> None:
-    for without, nowhere, differing in stage.play(refusing, 2):
+    for without, nowhere, differing, ring in stage.play(refusing, 2):
         assert "sdagc is no candidate" in without
         assert "pass optimizer=" in without
         assert without.endswith("ddp")
         assert "/nowhere/doctor.json" in nowhere
         assert "ranks differ in auto" in differing
+        assert "exchange='ring'" in ring
+
+
+@stage.scenario(2)
+def failing(rank: int, world_size: int) -> Any:
+    """What goes wrong while it decides is raised on every later pass as well, like all that goes wrong."""
+    found = []
+    with scripted("terngrad"), mock.patch.object(pilot.Pilot, "_look", side_effect=tg.ExchangeError("a peer is gone")):
+        torch.manual_seed(0)
+        model = DistributedDataParallel(nn.Linear(FEATURES, 3))
+        handle = tg.attach(model, "auto")
+        for _ in range(2):
+            with pytest.raises(tg.ExchangeError) as caught:
+                model(torch.ones(2, FEATURES)).sum().backward()
+            found.append(str(caught.value))
+    handle.detach()
+    return found
+
+
+def test_what_fails_while_it_decides_stays_failed() -> None:
+    for found in stage.play(failing, 2):
+        assert found == ["a peer is gone"] * 2
+
+
+@stage.scenario(2)
+def set_to(rank: int, world_size: int) -> Any:
+    model = DistributedDataParallel(nn.Linear(FEATURES, 3))
+    handle = tg.attach(model, "fp32")
+    handle.set_method("terngrad" if rank else "terngrad:codec=base3")  # the same in other words
+    try:
+        handle.set_method("auto")
+    except tg.ConfigurationError as error:
+        return handle.method.spec, str(error)
+
+
+def test_auto_is_no_method_to_set() -> None:
+    for method, refusal in stage.play(set_to, 2):
+        assert method == "terngrad"
+        assert "attach(model, 'auto')" in refusal
 
 
 @stage.scenario(1)

@@ -41,6 +41,12 @@ def test_a_spec_means_what_it_was_made_of(auto: tg.Auto) -> None:
     assert as_auto(auto.spec) == auto
 
 
+def test_candidates_are_texts_of_one_form() -> None:
+    assert tg.Auto(candidates=("terngrad:codec=base3",)).candidates == ("terngrad",)
+    with pytest.raises(tg.ConfigurationError, match="tuple of specs"):
+        tg.Auto(candidates=(tg.TernGrad(),))  # type: ignore[arg-type]
+
+
 def test_methods_are_not_auto() -> None:
     assert as_auto("terngrad") is None
     assert as_auto(tg.TernGrad()) is None
@@ -261,23 +267,75 @@ def test_with_nothing_to_choose_from_plain_ddp_is_the_last_word() -> None:
     assert flight.crew.num_probes == 0
 
 
-def test_a_saved_pilot_goes_on_with_its_choice_and_measures_it_again() -> None:
-    before = Flight(SLOW)
+def resumed(link: Link, world_size: int = 2) -> Flight:
+    """A flight that goes on with the choice of one over a slow link."""
+    auto = tg.Auto(candidates=("terngrad",))
+    before = Flight(SLOW, auto)
     before.fly(60, lambda name: 0.4 if name == PLAIN else 0.02)
-    after = Flight(SLOW)
-    decision = after.pilot.load_state_dict(before.pilot.state_dict(), "terngrad", 60)
-    assert decision.method == before.pilot.choice
-    after.fly(60, lambda name: 0.4 if name == PLAIN else 5.0)
-    assert after.chosen[-1] == PLAIN
-    assert after.crew.num_probes == 0
+    assert before.pilot.choice == "terngrad"
+    after = Flight(link, auto)
+    state = {**before.pilot.state_dict(), "world_size": world_size}
+    assert after.pilot.load_state_dict(state, "terngrad", 60).method == "terngrad"
+    return after
 
 
-def test_a_state_without_choices_gives_its_method() -> None:
+def test_a_saved_choice_that_takes_what_it_took_needs_no_probes() -> None:
+    flight = resumed(SLOW)
+    flight.fly(60, lambda name: 0.4 if name == PLAIN else 0.021)
+    assert flight.chosen == [PLAIN, "terngrad"]
+    assert flight.crew.num_probes == 0
+
+
+def test_estimates_of_another_cluster_are_not_believed() -> None:
+    flight = resumed(FAST)
+    flight.fly(60, lambda name: 0.05 if name == PLAIN else 0.1)
+    assert flight.chosen == [PLAIN, "terngrad", PLAIN]
+    assert flight.crew.num_probes == 1
+
+
+def test_estimates_of_another_number_of_ranks_are_not_taken_up() -> None:
+    flight = resumed(SLOW, world_size=8)
+    flight.fly(60, lambda name: 0.4 if name == PLAIN else 0.02)
+    assert flight.crew.num_probes == 1
+    assert flight.chosen[-1] == "terngrad"
+
+
+def test_a_state_without_choices_gives_its_method_if_that_may_be_chosen() -> None:
     flight = Flight(SLOW)
     assert flight.pilot.load_state_dict(None, "terngrad", 5).method == "terngrad"
+    assert flight.pilot.load_state_dict(None, "fp32", 5).method == PLAIN
+    assert flight.pilot.load_state_dict(None, "terngrad:clip=3.0", 5).method == PLAIN
     assert not flight.pilot.pinned
-    flight.pilot.load_state_dict(None, "terngrad:clip=3.0", 5)
-    assert flight.pilot.pinned  # it is none of the candidates
+
+
+def test_a_probe_that_fails_on_one_rank_is_told_and_training_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*_: object) -> None:
+        raise MemoryError("no room for a probe")
+
+    monkeypatch.setattr("terngrad.ddp.pilot.measure_codec", fail)
+    flight = Flight(SLOW)
+    flight.fly(60, lambda name: 0.4)
+    assert flight.chosen == [PLAIN]
+    assert not flight.pilot.choosing
+
+
+def test_a_model_with_sparse_gradients_gets_no_method_that_moves_momentum() -> None:
+    flight = Flight(SLOW, tg.Auto("sparse", candidates=("terngrad", "sdagc")))
+    gradient = torch.sparse_coo_tensor([[1]], torch.ones(1), (10,), check_invariants=True)
+    flight.pilot.ready((0,), gradient)
+    flight.fly(60, lambda name: 0.4 if name == PLAIN else 0.02)
+    assert set(flight.chosen) == {PLAIN, "terngrad"}
+
+
+def test_what_the_pilot_does_itself_is_not_part_of_a_step() -> None:
+    clock = Clock()
+    watch = Watch(clock)
+    watched(watch, clock, 1.0, [0.0], 1.0)
+    clock.now += 1.0
+    with watch.aside():
+        clock.now += 100.0
+    watched(watch, clock, 0.0, [0.0], 1.0)
+    assert watch.period_s == 2.0
 
 
 # A profile of the doctor's

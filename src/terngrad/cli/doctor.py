@@ -26,7 +26,7 @@ from terngrad.recipes import RECIPES
 from terngrad.report import write_examination
 from terngrad.train import Outcome, make_optimizer, split_methods
 
-DEFAULT_METHODS = "fp16,terngrad:codec=two-bit,terngrad,terngrad:codec=entropy,sdagc:values=sign"
+DEFAULT_METHODS = ",".join(tg.Auto().candidates)
 
 
 def doctor(

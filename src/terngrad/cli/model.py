@@ -117,7 +117,9 @@ def _of_profile(path: Path, between: Link | None, names: list[str] | None, serve
     """With as many workers in every node as there were, the same codecs, and the same links unless others are given."""
     saved = Saved.read(path)
     plan = default_plan(saved.profile)
-    known = ["fp32", *(() if servers else ("ddp-fp16",)), *saved.codecs]
+    own = saved.cluster.between
+    at = replace(between, cpu_s=own.cpu_s) if between else own
+    known = ["fp32", *(() if servers else ("ddp-fp16",)), *(spec for spec in saved.codecs if spec != "fp32")]
     unknown = [name for name in names or () if name not in known]
     if unknown:
         raise ConfigurationError(
@@ -129,13 +131,10 @@ def _of_profile(path: Path, between: Link | None, names: list[str] | None, serve
         devices = min(count, saved.cluster.devices)
         if count % devices:
             raise ConfigurationError(f"--workers {count}: nodes have {devices} each; pass a multiple of that")
-        there = replace(
-            saved.cluster, num_nodes=count // devices, devices=devices, between=between or saved.cluster.between
-        )
+        there = replace(saved.cluster, num_nodes=count // devices, devices=devices, between=at)
         if servers:
             codec = saved.codecs.get(name, Codec(Line(), Line(), Line()))
-            times = (codec.encode, codec.decode, codec.add, codec.size_ratio, codec.sum_ratio)
-            sending = Served(from_spec(name), "", *times, num_servers=servers)
+            sending = Served(from_spec(name), "", *codec.figures, num_servers=servers)
             return Prediction(saved.profile, plan, sending, there, saved.contention)
         if name in ("fp32", "ddp-fp16"):
             way = AllReduce() if name == "fp32" else AllReduce("fp16", 2)
@@ -143,7 +142,6 @@ def _of_profile(path: Path, between: Link | None, names: list[str] | None, serve
         codecs = {name: (from_spec(name), saved.codecs[name])}
         return predict_methods(saved.profile, plan, there, codecs, saved.contention)[name]
 
-    at = between or saved.cluster.between
     return _Source(
         f"{path.name}, {_text(at)}{_by(servers)}",
         "steps of a worker",
@@ -164,16 +162,15 @@ def _text(link: Link) -> str:
 
 def parse_link(text: str) -> Link:
     """A rate, and a latency of 0.1 ms if no other follows."""
-    found = re.fullmatch(r"([\d.]+)([kmg])bit(?:@([\d.]+)(us|ms|s))?", text)
-    try:
-        assert found is not None
-        rate = float(found[1]) * {"k": 1e3, "m": 1e6, "g": 1e9}[found[2]]
-        latency = float(found[3]) * {"us": 1e-6, "ms": 1e-3, "s": 1.0}[found[4]] if found[3] else 1e-4
-        return Link.of(rate, latency)
-    except (AssertionError, ValueError):
+    number = r"(\d+\.?\d*)"
+    found = re.fullmatch(rf"{number}([kmg])bit(?:@{number}(us|ms|s))?", text)
+    rate = float(found[1]) * {"k": 1e3, "m": 1e6, "g": 1e9}[found[2]] if found else 0.0
+    if found is None or rate == 0:
         raise ConfigurationError(
             f"--link {text!r}: pass a rate such as 10gbit or 100mbit, and if it matters a latency, as in 100mbit@30ms"
-        ) from None
+        )
+    latency = float(found[3]) * {"us": 1e-6, "ms": 1e-3, "s": 1.0}[found[4]] if found[3] else 1e-4
+    return Link.of(rate, latency)
 
 
 def parse_workers(text: str) -> list[int]:

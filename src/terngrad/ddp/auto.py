@@ -13,6 +13,7 @@ from terngrad.perf.choice import LEVELS, PLAIN, Estimate, level_of
 from terngrad.perf.saved import Saved
 
 NAME = "auto"
+LEAST_SEEN = 0.9  # of the parameters that are trained: a profile of fewer is of another model
 CANDIDATES = ("fp16", "terngrad:codec=two-bit", "terngrad", "terngrad:codec=entropy", "sdagc:values=sign")
 
 
@@ -29,12 +30,12 @@ class Auto:
 
     def __post_init__(self) -> None:
         self._require("allow", self.allow in LEVELS, f"be one of {', '.join(LEVELS)}")
-        self._require("candidates", type(self.candidates) is tuple, "be a tuple of specs")
+        texts = type(self.candidates) is tuple and all(isinstance(spec, str) for spec in self.candidates)
+        self._require("candidates", texts, "be a tuple of specs, such as ('fp16', 'terngrad:codec=entropy')")
         self._require(
             "review_every", type(self.review_every) is int and self.review_every >= 10, "be an integer of at least 10"
         )
-        for spec in self.candidates:
-            from_spec(spec)
+        object.__setattr__(self, "candidates", tuple(from_spec(spec).spec for spec in self.candidates))
 
     def _require(self, name: str, ok: bool, what: str) -> None:
         if not ok:
@@ -42,7 +43,7 @@ class Auto:
 
     @property
     def spec(self) -> str:
-        """The text that `from_spec` turns into an equal one."""
+        """The text that `from_spec` turns into an equal one, unless a candidate has several options."""
         return spec_of(self, NAME)
 
     @classmethod
@@ -58,10 +59,12 @@ class Auto:
         return {spec: method for spec, method in methods.items() if LEVELS.index(level_of(method)) <= most}
 
     def read_profile(self, numel: int, world_size: int) -> dict[str, Estimate]:
-        """What the doctor predicted, if it looked at a model of this size on as many ranks."""
+        """What the doctor predicted, if it looked at a model of this size on as many ranks; it does not see what has no
+        gradient.
+        """
         saved = Saved.read(self.profile)
         seen, ranks = saved.profile.numel, saved.cluster.num_workers
-        if (seen, ranks) != (numel, world_size):
+        if not LEAST_SEEN * numel <= seen <= numel or ranks != world_size:
             raise ConfigurationError(
                 f"Auto(profile={self.profile!r}): it is of {seen:,} parameters on {ranks} ranks, here are {numel:,} on "
                 f"{world_size}; run `terngrad doctor --save` with this model and these ranks, or leave it out"

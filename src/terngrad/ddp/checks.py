@@ -14,15 +14,16 @@ from terngrad.errors import ConfigurationError
 from terngrad.exchange import EXCHANGES, AllGather, Exchange, Sizes, predicted_seconds
 from terngrad.methods import Dense, Method
 
+ANY_EXCHANGE = "auto"
+
 
 def exchanges_for(exchange: str) -> list[Exchange]:
     """The exchanges that a name admits."""
-    if exchange == "auto":
+    if exchange == ANY_EXCHANGE:
         return list(EXCHANGES.values())
     if exchange not in EXCHANGES:
-        raise ConfigurationError(
-            f"exchange={exchange!r}: there is {', '.join(('auto', *EXCHANGES))}; pass one of these, or ParameterServers"
-        )
+        known = ", ".join((ANY_EXCHANGE, *EXCHANGES))
+        raise ConfigurationError(f"exchange={exchange!r}: there is {known}; pass one of these, or ParameterServers")
     return [EXCHANGES[exchange]]
 
 
@@ -40,7 +41,7 @@ def cheapest(exchanges: Sequence[Exchange], method: Method, sizes: Callable[[int
 
 def check_exchange(exchange: str, method: Method) -> None:
     """Raises unless the exchange can carry the method."""
-    if not method.has_sums and exchange not in ("auto", AllGather.name):
+    if not method.has_sums and exchange not in (ANY_EXCHANGE, AllGather.name):
         raise ConfigurationError(
             f"exchange={exchange!r} with TernGrad(shared=False): sums of codes with different scalers are no integers; "
             "pass shared=True, or exchange='all-gather'"

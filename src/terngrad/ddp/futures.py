@@ -19,8 +19,8 @@ def done(value: Tensor) -> torch.futures.Future[Tensor]:
 
 
 def plain_average(group: dist.ProcessGroup, buffer: Tensor) -> torch.futures.Future[Tensor]:
-    """DDP's own way: divide, then all-reduce on its process group."""
-    buffer.div_(dist.get_world_size(group))
+    """DDP's own way, to the bit: times one over the number of ranks, then all-reduce on its process group."""
+    buffer.mul_(1 / dist.get_world_size(group))
     work = dist.all_reduce(buffer, group=group, async_op=True)
     assert work is not None
     summed: torch.futures.Future[Tensor] = work.get_future().then(lambda future: future.value()[0])

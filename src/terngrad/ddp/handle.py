@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import operator
 import weakref
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any, Protocol
 
@@ -15,9 +15,9 @@ from torch import Tensor, nn
 
 from terngrad.codecs import AnyFrame, Segment
 from terngrad.ddp import saving
-from terngrad.ddp.auto import NAME as AUTO
 from terngrad.ddp.auto import Auto, Decision, as_auto
 from terngrad.ddp.checks import (
+    ANY_EXCHANGE,
     cheapest,
     check_exchange,
     check_types,
@@ -27,15 +27,16 @@ from terngrad.ddp.checks import (
 from terngrad.ddp.crew import LaneCrew
 from terngrad.ddp.futures import after_backward, done, plain_average
 from terngrad.ddp.lane import Lane
+from terngrad.ddp.layouts import Layouts
 from terngrad.ddp.momentum import MomentumLink
 from terngrad.ddp.parameters import averaged_parameters
 from terngrad.ddp.phases import Phases
 from terngrad.ddp.pilot import Pilot
 from terngrad.ddp.scratch import Scratch
 from terngrad.ddp.servers import ParameterServers
-from terngrad.ddp.stage import DeviceOrder, Stage, naming
+from terngrad.ddp.stage import Stage, naming
 from terngrad.ddp.statistics import Counters, by_parameter, summary
-from terngrad.ddp.task import BucketTask, CallTask, SparseTask
+from terngrad.ddp.task import BucketTask, CallTask, SparseTask, sparse_bytes
 from terngrad.ddp.verify import verify
 from terngrad.ddp.watch import Watch
 from terngrad.errors import ConfigurationError
@@ -46,8 +47,11 @@ from terngrad.perf.choice import PLAIN
 log = logging.getLogger("terngrad.auto")
 
 
-def as_method(method: Method | str) -> Method:
+def as_method(method: Method | Auto | str) -> Method:
     """A method, from itself or from its spec."""
+    if as_auto(method) is not None:
+        raise ConfigurationError(f"{method!r} is no method; attach(model, 'auto') begins with it, and pin() ends it")
+    assert not isinstance(method, Auto)
     return from_spec(method) if isinstance(method, str) else method
 
 
@@ -69,15 +73,15 @@ class Handle:
         group: dist.ProcessGroup,
         method: Method | Auto | str,
         *,
-        exchange: str | ParameterServers = AUTO,
+        exchange: str | ParameterServers = ANY_EXCHANGE,
         optimizer: torch.optim.Optimizer | None = None,
         grad_scaler: torch.amp.GradScaler | None = None,
         seed: int = 0,
         verify_every: int = 0,
         measure_every: int = 100,
     ) -> None:
-        auto = as_auto(method)
-        method = as_method(method) if not isinstance(method, Auto) and auto is None else Dense()
+        self._auto = auto = as_auto(method)
+        method = Dense() if auto is not None else as_method(method)
         self._attached = False  # until all is well
         self._plain = False  # whether DDP's own group averages
         self._pilot: Pilot | None = None
@@ -99,12 +103,13 @@ class Handle:
         self._group = group
         self._parameters = averaged_parameters(module)
         check_types(self._parameters, method)
-        self._index = {id(p): i for i, p in enumerate(self._parameters.values())}
         self._verify_every = verify_every
         self._measure_every = measure_every
         with naming(lambda: f"rank {dist.get_rank(group)}, attach"):
             self._channel = Channel(own_group(group))
         self._lane = Lane()
+        self._device = next(iter(self._parameters.values()), torch.empty(0)).device
+        self._crew = LaneCrew(self._lane, self._channel, self._device, lambda: f"step {self._step}")
         weakref.finalize(self, self._lane.release)
         self._phases = Phases()
         self._scratch = (Scratch(), Scratch())
@@ -114,7 +119,7 @@ class Handle:
         self._momentum = MomentumLink(optimizer, self._parameters, [self._coder], by_memory=True)
         self._grad_scaler = grad_scaler
         self._counters = Counters()
-        self._segments: dict[tuple[int, ...], tuple[Segment, ...]] = {}
+        self._layouts = Layouts(self._parameters, self._clear_scratch)
         self._step = 0
         self._epoch = 0
         self._position = 0  # buckets of this step so far
@@ -135,25 +140,23 @@ class Handle:
 
     def _make_pilot(self, auto: Auto) -> Pilot:
         """With the candidates that this model and its optimizer admit, which ranks agree on."""
-        device = next(iter(self._parameters.values()), torch.empty(0)).device
-        crew = LaneCrew(self._lane, self._channel, device)
         usable = {}
         for spec, method in auto.methods.items():
             problem = self._problem_with(method)
-            if any(crew.gather(problem is not None)):
+            if any(self._crew.gather(problem is not None)):
                 log.info("%s is no candidate: %s", spec, problem or "another rank cannot use it")
             else:
                 usable[spec] = method
         names = [exchange.name for exchange in self._exchanges]
-        pilot = Pilot(auto, usable, self._coder.parameters, names, crew, Watch())
+        pilot = Pilot(auto, usable, self._coder.parameters, names, self._crew, Watch(device=self._device))
         self._follow_decision(pilot.start(0))
         return pilot
 
     def _follow_decision(self, decision: Decision) -> None:
         self._plain = decision.method == PLAIN
-        if self._exchange == AUTO:
+        if self._exchange == ANY_EXCHANGE:
             chosen = EXCHANGES.get(decision.exchange)
-            self._exchanges = exchanges_for(AUTO) if chosen is None else [chosen]
+            self._exchanges = exchanges_for(ANY_EXCHANGE) if chosen is None else [chosen]
         self._coder.set_method(Dense() if self._plain else from_spec(decision.method))
         self._follow_method()
 
@@ -203,7 +206,8 @@ class Handle:
         "auto" makes no more choices after that.
         """
         problem = self._problem_with(method)
-        self._agree("set_method", method=getattr(method, "spec", method), problem=str(problem))
+        spec = as_method(method).spec if problem is None else str(method)
+        self._agree("set_method", method=spec, problem=str(problem))
         if problem:
             raise problem
         method = as_method(method)
@@ -234,25 +238,7 @@ class Handle:
     def _follow_method(self) -> None:
         """Has momentum where the method wants it."""
         if self._channel.world_size > 1:
-            self._momentum.follow(self.method, self._mean_over_ranks)
-
-    def _mean_over_ranks(self, tensors: Sequence[Tensor]) -> None:
-        """Replaces each tensor by its mean over all ranks."""
-        if not tensors:
-            return
-        flat = torch.cat([tensor.flatten() for tensor in tensors])
-
-        def average() -> None:
-            with naming(lambda: f"rank {self._channel.rank}, step {self._step}, averaging velocities"):
-                world_size = self._channel.world_size
-                self._channel.all_reduce(flat, 2 * (world_size - 1) * flat.nbytes // world_size).wait()
-
-        self._lane.call(average)
-        flat /= self._channel.world_size
-        first = 0
-        for tensor in tensors:
-            tensor.copy_(flat[first : first + tensor.numel()].view_as(tensor))
-            first += tensor.numel()
+            self._momentum.follow(self.method, self._crew.average)
 
     def drain(self) -> None:
         """Makes the next step dense: it sends the residuals as well, and leaves none."""
@@ -266,7 +252,7 @@ class Handle:
         """
         if self._attached:
             if self._lane.error is None:
-                self._momentum.give_back(self._mean_over_ranks)
+                self._momentum.give_back(self._crew.average)
             else:
                 self._momentum.abandon()
             self._attached = False
@@ -295,17 +281,20 @@ class Handle:
             raise ConfigurationError(f"load_state_dict(on_resize={on_resize!r}): there is 'refuse' and 'reset'")
         if on_resize == "reset" and state.get("world_size") != self._channel.world_size:
             state = {**state, "residuals": {}, "velocities": {}}
-        mine = self._identity()
-        if self._pilot is not None and self._problem_with(state.get("method", "")) is None:
-            mine["method"] = state["method"]
+        mine, chosen = self._identity(), None
+        if self._auto is not None and self._problem_with(state.get("method", "")) is None:
+            mine["method"], chosen = state["method"], (state["method"], repr(state.get("auto")))
         problem = saving.problem_with(state, mine, self._parameters)
-        self._agree("load_state_dict", state=problem or "usable", step=state.get("step"), seed=state.get("seed"))
+        step, seed = state.get("step"), state.get("seed")
+        self._agree("load_state_dict", state=problem or "usable", step=step, seed=seed, chosen=chosen)
         if problem:
             raise ConfigurationError(f"load_state_dict: {problem}")
         self._step = state["step"]
         self._epoch = state["epoch"]
         if self._pilot is not None:
-            self._follow_decision(self._pilot.load_state_dict(state["auto"], state["method"], self._step))
+            self._follow_decision(self._pilot.load_state_dict(state.get("auto"), state["method"], self._step))
+        elif self._auto is not None:
+            self._coder.set_method(from_spec(state["method"]))
         saving.restore(self._coder, state, self._parameters, keep_velocities=self._keeps_velocities(state))
         self._momentum.load_state_dict(state["momentum"])
 
@@ -338,7 +327,11 @@ class Handle:
         if in_backward:
             after_backward(self._end_backward)
         if position == 0 and self._channel.world_size > 1:
-            self._begin_step(step, in_backward, buffer.device)
+            try:
+                self._begin_step(step, in_backward, buffer.device)
+            except BaseException as error:  # other ranks wait for this one's part, so nothing can go on
+                self._lane.error = error
+                return self._give_up(bucket, in_backward)
         if bucket.is_last():
             self._count_step()
         elif bucket.index() < position:
@@ -347,7 +340,7 @@ class Handle:
             self._coder.draining = False
             return done(buffer)
         if self._pilot is not None:
-            self._pilot.ready(tuple(self._index[id(p)] for p in bucket.parameters()), buffer)
+            self._pilot.ready(self._layouts.indices(bucket.parameters()), buffer)
         if self._averages_plainly:
             return self._average_plainly(buffer)
         future = self._submit(bucket, buffer, step, position)
@@ -383,9 +376,12 @@ class Handle:
     def _average_plainly(self, buffer: Tensor) -> torch.futures.Future[Tensor]:
         """As DDP would without this package; nothing is held back that would have to be sent."""
         world_size = self._channel.world_size
-        values = buffer.coalesce().values() if buffer.is_sparse else buffer
-        self._counters.add_bucket(values.numel(), world_size)
-        sent = 2 * (world_size - 1) * values.nbytes // world_size
+        if buffer.is_sparse:
+            sent = sparse_bytes(buffer, world_size)
+            self._counters.dense_bytes += sent
+        else:
+            sent = 2 * (world_size - 1) * buffer.nbytes // world_size
+            self._counters.add_bucket(buffer.numel(), world_size)
         self._channel.count(sent, sent)
         return plain_average(self._group, buffer)
 
@@ -437,7 +433,7 @@ class Handle:
                 )
             self._lane.submit(SparseTask(buffer, self._channel, self._counters, stage, complete))
             return future
-        segments = self._segments_of(bucket, number)
+        segments = self._layouts.segments(bucket.parameters(), number)
         self._counters.add_bucket(buffer.numel(), self._channel.world_size)
         measured = self._measure_every > 0 and step % self._measure_every == 0
 
@@ -462,22 +458,9 @@ class Handle:
         frame = frame_of(exchange.num_shards(world_size))
         return open_bucket(self._coder, frame, buffer, bucket, step), exchange
 
-    def _segments_of(self, bucket: Bucket, number: int) -> tuple[Segment, ...]:
-        """Where each parameter lies in the bucket; DDP may have built its buckets anew."""
-        parameters = bucket.parameters()
-        key = tuple(self._index[id(p)] for p in parameters)
-        if key not in self._segments:
-            if number == 0:  # buckets built anew: the old ones' layouts and buffers are of no more use
-                self._segments.clear()
-                for scratch in self._scratch:
-                    scratch.clear()
-            found = []
-            source = 0
-            for index, parameter in zip(key, parameters, strict=True):
-                found.append(Segment(index, source, parameter.numel()))
-                source += parameter.numel()
-            self._segments[key] = tuple(found)
-        return self._segments[key]
+    def _clear_scratch(self) -> None:
+        for scratch in self._scratch:
+            scratch.clear()
 
     # Failures and agreement
 
@@ -504,14 +487,5 @@ class Handle:
             **changes,
         }
         self._raise_failure()
-        everyone: list[Any] = [None] * self._channel.world_size
-        on_device = DeviceOrder(next(iter(self._parameters.values()), torch.empty(0)).device)
-
-        def gather() -> None:
-            with naming(lambda: f"rank {self._channel.rank}, step {self._step}, {action}"), on_device():
-                dist.all_gather_object(everyone, mine, group=self._channel.group)
-
-        if self._channel.world_size == 1:
-            return
-        self._lane.call(gather)
+        everyone = self._crew.gather(mine, action)
         require_same(action, everyone)

@@ -14,17 +14,18 @@ import logging
 from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
 
+import torch
 from torch import Tensor
 
 from terngrad.ddp.auto import Auto, Decision
 from terngrad.ddp.watch import Watch
 from terngrad.errors import ConfigurationError
-from terngrad.methods import Method, ParameterInfo
-from terngrad.perf import AllReduce, Cluster, Link, Prediction, Profile, largest_bucket, plan_buckets
-from terngrad.perf.choice import LOSSLESS, PLAIN, Estimate, choose, level_of, predict_methods
+from terngrad.methods import Method, ParameterInfo, Sparse
+from terngrad.perf import AllReduce, Cluster, Link, Prediction, Profile, by_bucket, largest_bucket, plan_buckets
+from terngrad.perf.choice import ALL_REDUCE, LOSSLESS, PLAIN, WORTH_IT, Estimate, choose, level_of, predict_methods
 from terngrad.perf.diagnosis import contention_with, cores_for, in_bits
 from terngrad.perf.places import Place, find_place
-from terngrad.perf.probes import Codec, measure_codec
+from terngrad.perf.probes import Codec, measure_codec, measure_speeds
 
 log = logging.getLogger("terngrad.auto")
 
@@ -33,7 +34,9 @@ FEWEST, MOST = 3, 8  # steps that are
 ENOUGH_S = 4.0  # of seconds, between these
 DRIFT = 1.3  # times a step that was measured, or less than that part of it: something has changed
 SAMPLE = 1 << 18  # elements of a gradient, to measure codecs with
-ALL_REDUCE = "all-reduce"
+SAVED = "as it was saved"
+
+Local = tuple[Place, tuple[Profile, tuple[int, ...]] | None, dict[str, Codec], float]
 
 
 class Crew(Protocol):
@@ -62,17 +65,19 @@ class Pilot:
         watch: Watch,
     ) -> None:
         self._auto = auto
-        self._methods = methods  # those that can be used here
-        self._levels = {PLAIN: LOSSLESS, **{spec: level_of(method) for spec, method in methods.items()}}
+        self._methods = dict(methods)  # those that can be used here
         self._parameters = parameters
         self._exchanges = exchanges
         self._crew = crew
         self._watch = watch
         self._sample: Tensor | None = None
+        self._sampled = 0, 0  # the step it was taken in, and the elements of its bucket
+        self._saw_sparse = False
         self._estimates: dict[str, Estimate] = {}
         self._plain_ratio = 1.0  # of what plain DDP takes to what is predicted of it
         self._steps = 0  # since the last decision
         self._settled = False
+        self._resumed = False  # estimates are those of another run
         self.pinned = False
         self.decisions: list[Decision] = []
 
@@ -86,41 +91,46 @@ class Pilot:
         """Whether the choice has not been measured yet."""
         return not (self._settled or self.pinned)
 
+    @property
+    def _levels(self) -> dict[str, str]:
+        return {PLAIN: LOSSLESS, **{spec: level_of(method) for spec, method in self._methods.items()}}
+
     def start(self, step: int) -> Decision:
         """The first decision: plain DDP, or what a profile says."""
         if not self._methods:
             self.pinned = True
-            return self._take(Decision(step, PLAIN, ALL_REDUCE, "no candidate can be used: see what was said before"))
+            return self._take(Decision(step, PLAIN, ALL_REDUCE, f"allow={self._auto.allow!r} leaves nothing else"))
         if self._auto.profile:
             self._estimates = self._read_profile()
-            decision: Decision = self._crew.gather(self._decide(step, f"by {self._auto.profile}: "))[0]
-            return self._take(decision)
+            return self._take(self._agreed(self._decide(step, f"by {self._auto.profile}: ")))
         return self._take(Decision(step, PLAIN, ALL_REDUCE, "to measure a step as it is"))
 
     def _read_profile(self) -> dict[str, Estimate]:
-        """Raises on all ranks if one of them cannot read it."""
-        numel = sum(parameter.numel for parameter in self._parameters)
+        """As the first rank has it. Raises on all ranks if one of them cannot read it."""
         problem: str | None = None
         found: dict[str, Estimate] = {}
         try:
+            numel = sum(parameter.numel for parameter in self._parameters)
             found = self._auto.read_profile(numel, self._crew.world_size)
-        except ConfigurationError as error:
+        except Exception as error:  # whatever it is, the others wait for this rank
             problem = str(error)
-        problems = [(rank, text) for rank, text in enumerate(self._crew.gather(problem)) if text is not None]
-        if problems:
-            rank, text = problems[0]
-            raise ConfigurationError(f"rank {rank}: {text}")
-        return {name: one for name, one in found.items() if name in self._levels}
+        everyone = self._crew.gather((problem, found))
+        for rank, (text, _) in enumerate(everyone):
+            if text is not None:
+                raise ConfigurationError(f"rank {rank}: {text}")
+        first: dict[str, Estimate] = everyone[0][1]
+        return {name: one for name, one in first.items() if name in self._levels}
 
     # In every step
 
     def begin(self, step: int) -> Decision | None:
         """At the first bucket of a step, on all ranks: what holds from it on, if that changes."""
-        self._watch.begin()
+        self._watch.begin(precise=self.choosing)
         if self.pinned:
             return None
         self._steps += 1
-        decision = self._look(step)
+        with self._watch.aside():
+            decision = self._look(step)
         if decision is not None:
             self._steps = 1  # this one is the first
         return decision
@@ -140,10 +150,14 @@ class Pilot:
     def ready(self, indices: tuple[int, ...], buffer: Tensor) -> None:
         """A bucket of these parameters is ready."""
         self._watch.ready(indices)
-        if self.choosing and self._steps == SETTLING + 1 and not buffer.is_sparse:
-            piece = buffer.detach().flatten()[:SAMPLE]
-            if self._sample is None or piece.numel() > self._sample.numel():
-                self._sample = piece.clone()
+        if not self.choosing:
+            return
+        self._saw_sparse |= buffer.is_sparse
+        step, numel = self._sampled
+        if self._steps > SETTLING and not buffer.is_sparse and step in (0, self._steps) and buffer.numel() > numel:
+            piece = buffer.detach().flatten()[:SAMPLE].clone()
+            if bool(torch.isfinite(piece).all()):  # a scale of the loss that is too high is usual at first
+                self._sample, self._sampled = piece, (self._steps, buffer.numel())
 
     def end(self) -> None:
         """Averages have arrived."""
@@ -153,17 +167,20 @@ class Pilot:
 
     def _conclude(self, step: int) -> Decision | None:
         """The step of what is used is known: does the choice stand?"""
-        self._note_measured()
-        if len(self._estimates) == 1:  # nothing is known of the others yet
+        before = self._estimates.get(self.choice)
+        now = self._note_measured()
+        if self._resumed and (before is None or not _alike(before, now)):  # it was another cluster
+            self._estimates = {self.choice: now}
+        self._resumed = False
+        if len(self._estimates) == 1:  # nothing is known of the others
             self._predict()
         return self._choose(step, "")
 
     def _review(self, step: int) -> Decision | None:
         """Do steps still take what they took?"""
         before = self._estimates[self.choice]
-        self._note_measured()
-        now = self._estimates[self.choice]
-        if now.seconds < DRIFT * before.seconds and before.seconds < DRIFT * now.seconds:
+        now = self._note_measured()
+        if _alike(before, now):
             self._estimates[self.choice] = before  # or slow changes would never be seen
             self._watch.clear()
             return None
@@ -172,73 +189,113 @@ class Pilot:
         self._watch.clear()
         return self._choose(step, f"a step took {before}, now {now}; ")
 
-    def _note_measured(self) -> None:
-        mine = self._watch.period_s
-        slowest = max(self._crew.gather(mine if mine is not None else 0.0))  # a rank that has joined measures nothing
-        self._estimates[self.choice] = Estimate(slowest, self.decisions[-1].exchange, measured=True)
+    def _note_measured(self) -> Estimate:
+        """Of the slowest rank; one that has joined early measures nothing."""
+        everyone = self._crew.gather((self._watch.period_s or 0.0, self._saw_sparse))
+        if any(saw for _, saw in everyone):
+            self._leave_out_compensating()
+        slowest = max(seconds for seconds, _ in everyone)
+        found = self._estimates[self.choice] = Estimate(slowest, self.decisions[-1].exchange, measured=True)
+        return found
+
+    def _leave_out_compensating(self) -> None:
+        """Sparse gradients pass through, and their momentum cannot."""
+        for spec, method in list(self._methods.items()):
+            if isinstance(method, Sparse) and method.compensates and spec != self.choice:
+                self._tell(f"{spec} is no candidate: the model has sparse gradients, whose momentum cannot be moved")
+                del self._methods[spec]
+                self._estimates.pop(spec, None)
 
     def _predict(self) -> None:
-        """Estimates for all that has none, from the steps that were watched and from probes, which take a second."""
+        """Estimates for all that has none, from the steps that were watched and from probes of a second or so."""
         link = self._crew.measure_link()
-        sample = self._sample
+        problem: str | None = None
+        mine: Local | None = None
+        try:
+            mine = self._look_around()
+        except Exception as error:  # whatever it is, the others wait for this rank, and training can go on
+            problem = repr(error)
+        everyone: list[tuple[str | None, Local | None]] = self._crew.gather((problem, mine))
+        for rank, (text, _) in enumerate(everyone):
+            if text is not None:
+                self._tell(f"nothing can be predicted: rank {rank} failed with {text}")
+                return
+        told = [local for _, local in everyone if local is not None]
+        profiles = [profiled for _, profiled, _, _ in told if profiled is not None]
+        codecs = [found for _, _, found, _ in told if found]
+        if profiles and codecs:
+            self._estimate(link, told, profiles, codecs)
+
+    def _look_around(self) -> Local:
+        """On this rank alone."""
         profiled = self._watch.profile(self._parameters)
         codecs: dict[str, Codec] = {}
-        if sample is not None and profiled is not None:
+        if self._sample is not None and profiled is not None:
             largest = largest_bucket(*profiled)
-            codecs = {spec: measure_codec(method, sample, largest) for spec, method in self._methods.items()}
-        mine = find_place(self._crew.rank), profiled, codecs
-        everyone: list[tuple[Place, tuple[Profile, tuple[int, ...]] | None, dict[str, Codec]]]
-        everyone = self._crew.gather(mine)
-        places = [place for place, _, _ in everyone]
-        profiles = [found for _, found, _ in everyone if found is not None]
-        known = [found for _, _, found in everyone if found]
-        if not profiles or not known:
-            return
-        profile, plan = max(profiles, key=lambda found: found[0].compute_s)
-        slowest = max(known, key=lambda found: sum(codec.encode(1 << 20) for codec in found.values()))
+            codecs = {spec: measure_codec(method, self._sample, largest) for spec, method in self._methods.items()}
+        return find_place(self._crew.rank), profiled, codecs, measure_speeds().copy_bytes_per_s
+
+    def _estimate(
+        self,
+        link: Link,
+        told: Sequence[Local],
+        profiles: Sequence[tuple[Profile, tuple[int, ...]]],
+        everyones_codecs: Sequence[dict[str, Codec]],
+    ) -> None:
+        places = [place for place, _, _, _ in told]
         contention = contention_with(min(cores_for(place, places) for place in places))
+        profile, plan = max(profiles, key=lambda found: found[0].compute_s)
+        profile = profile.with_copies_back(min(rate for _, _, _, rate in told))
+        codecs = max(everyones_codecs, key=lambda found: sum(codec.seconds(1 << 20) for codec in found.values()))
         cluster = Cluster(self._crew.world_size, link)
         plain = Prediction(profile, plan, AllReduce(), cluster, contention)
         if PLAIN in self._estimates:
             self._plain_ratio = self._estimates[PLAIN].seconds / plain.step_s
-        found = predict_methods(
-            profile,
-            plan,
-            cluster,
-            {spec: (method, slowest[spec]) for spec, method in self._methods.items()},
-            contention,
-            self._exchanges,
-        )
+        known = {spec: (method, codecs[spec]) for spec, method in self._methods.items()}
+        found = predict_methods(profile, plan, cluster, known, contention, self._exchanges)
         predicted = {PLAIN: Estimate(self._plain_ratio * plain.step_s, ALL_REDUCE)}
-        predicted |= {spec: Estimate(one.step_s, one.sending.exchange) for spec, one in found.items()}  # type: ignore[attr-defined]
+        predicted |= {spec: Estimate(one.step_s, one.exchange) for spec, one in found.items()}
         self._estimates = {**predicted, **self._estimates}
         self._tell(
             f"links carry {in_bits(link.bytes_per_s)} with a latency of {1e6 * link.latency_s:,.0f} us; the model is "
             f"off by {100 * (1 / self._plain_ratio - 1):+.0f} % for plain DDP"
         )
-        self._advise(found, profile, cluster, contention)
+        if self._crew.rank == 0:
+            self._advise(found, profile, plan, cluster, contention)
 
-    def _advise(self, found: Mapping[str, Prediction], profile: Profile, cluster: Cluster, contention: float) -> None:
-        """Says so if other buckets would be better; only DDP itself can make them, when it is made."""
+    def _advise(
+        self,
+        found: Mapping[str, Prediction],
+        profile: Profile,
+        plan: tuple[int, ...],
+        cluster: Cluster,
+        contention: float,
+    ) -> None:
+        """Says so if fewer buckets would be better; only DDP itself can make them, when it is made."""
         name = choose(self._estimates, self._levels)
         if name not in found:
             return
-        plan = plan_buckets(profile, cluster, found[name].sending, contention)
-        if plan.step_s < 0.95 * found[name].step_s:
-            caps = ", ".join(f"{cap:.3g}" for cap in plan.caps_mb)
+        joined = plan_buckets(by_bucket(profile, plan), cluster, found[name].sending, contention)
+        if joined.step_s < WORTH_IT * found[name].step_s:
+            caps = ", ".join(f"{cap:.3g}" for cap in joined.caps_mb)
             self._tell(
                 f"with DistributedDataParallel(..., bucket_cap_mb_list=[{caps}]) {name} would take "
-                f"{1e3 * plan.step_s:,.1f} ms instead of {1e3 * found[name].step_s:,.1f}"
+                f"{1e3 * joined.step_s:,.1f} ms instead of {1e3 * found[name].step_s:,.1f}"
             )
 
     def _choose(self, step: int, why: str) -> Decision | None:
-        decision: Decision = self._crew.gather(self._decide(step, why))[0]
+        decision = self._agreed(self._decide(step, why))
         if decision.method == self.choice:
             self._settled = True
             self._tell(f"stays with {decision.method}: {decision.reason}")
             return None
         self._settled = self._estimates[decision.method].measured
         return self._take(decision)
+
+    def _agreed(self, decision: Decision) -> Decision:
+        """The first rank's."""
+        first: Decision = self._crew.gather(decision)[0]
+        return first
 
     def _decide(self, step: int, why: str) -> Decision:
         name = choose(self._estimates, self._levels)
@@ -270,19 +327,29 @@ class Pilot:
             "choice": self.choice,
             "exchange": self.decisions[-1].exchange,
             "pinned": self.pinned,
+            "world_size": self._crew.world_size,
             "plain_ratio": self._plain_ratio,
             "estimates": {name: (one.seconds, one.exchange) for name, one in self._estimates.items()},
         }
 
     def load_state_dict(self, state: Mapping[str, Any] | None, method: str, step: int) -> Decision:
-        """Goes on with what was chosen, or with the method of a state without choices; that is measured anew."""
-        self._settled = False
-        if state is None:
-            self._estimates, self.pinned = {}, method not in self._levels
-            return self._take(Decision(step, method, "auto", "as it was saved"))
-        self._estimates = {
-            name: Estimate(*values) for name, values in state["estimates"].items() if name in self._levels
-        }
-        self.pinned = state["pinned"] or state["choice"] not in self._levels
-        self._plain_ratio = state["plain_ratio"]
-        return self._take(Decision(step, state["choice"], state["exchange"], "as it was saved", dict(self._estimates)))
+        """Goes on with what was chosen, or with the method of a state without choices; that is measured anew.
+
+        If it is none of what may be chosen here, it begins with plain DDP.
+        """
+        self._settled, self._resumed, self._estimates = False, False, {}
+        choice, exchange = (PLAIN if method == "fp32" else method), ALL_REDUCE if method == "fp32" else "auto"
+        if state is not None:
+            choice, exchange, self.pinned = state["choice"], state["exchange"], state["pinned"]
+            self._plain_ratio = state["plain_ratio"]
+        if choice not in self._levels and not self.pinned:
+            return self._take(Decision(step, PLAIN, ALL_REDUCE, f"{choice}, {SAVED}, may not be chosen here"))
+        if state is not None and state["world_size"] == self._crew.world_size:
+            self._resumed = True
+            known = state["estimates"].items()
+            self._estimates = {name: Estimate(*values) for name, values in known if name in self._levels}
+        return self._take(Decision(step, choice, exchange, SAVED, dict(self._estimates)))
+
+
+def _alike(one: Estimate, other: Estimate) -> bool:
+    return one.seconds < DRIFT * other.seconds and other.seconds < DRIFT * one.seconds

@@ -71,6 +71,12 @@ class BucketTask:
             code.take_scalers(received)
 
 
+def sparse_bytes(gradient: Tensor, world_size: int) -> int:
+    """What one rank sends of a sparse gradient, in torch's all-reduce: all of it to everyone."""
+    found = gradient.coalesce()
+    return (world_size - 1) * (found.indices().nbytes + found.values().nbytes)
+
+
 class SparseTask:
     """Passes a sparse gradient through: summed by torch, divided by the world size."""
 
@@ -83,8 +89,7 @@ class SparseTask:
 
     def send(self) -> None:
         with self._stage():
-            gradient = self._buffer.coalesce()
-            num_bytes = (self._channel.world_size - 1) * (gradient.indices().nbytes + gradient.values().nbytes)
+            num_bytes = sparse_bytes(self._buffer, self._channel.world_size)
             self._counters.dense_bytes += num_bytes  # nothing is saved here, and nothing claimed
             self._pending = self._channel.all_reduce(self._buffer, num_bytes)
 

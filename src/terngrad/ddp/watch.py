@@ -5,11 +5,15 @@ from __future__ import annotations
 import statistics
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
+
+import torch
 
 from terngrad.methods import ParameterInfo
 from terngrad.perf import Gradient, Profile
+from terngrad.perf.probes import finish_work
 
 KEPT = 64  # steps
 
@@ -25,8 +29,10 @@ class _Step:
 class Watch:
     """Notes of the last steps."""
 
-    def __init__(self, clock: Callable[[], float] = time.perf_counter) -> None:
-        self._clock = clock
+    def __init__(self, clock: Callable[[], float] = time.perf_counter, device: torch.device | None = None) -> None:
+        self._read_clock = clock
+        self._device = device or torch.device("cpu")
+        self._precise = False
         self._steps: deque[_Step] = deque(maxlen=KEPT)
         self._moments: list[float] = []
         self._groups: list[tuple[int, ...]] = []
@@ -36,8 +42,14 @@ class Watch:
         """Forgets the steps so far; the next one still has a beginning."""
         self._steps.clear()
 
-    def begin(self) -> None:
-        """The first bucket of a step is about to be noted."""
+    def _clock(self) -> float:
+        if self._precise:
+            finish_work(self._device)
+        return self._read_clock()
+
+    def begin(self, precise: bool = False) -> None:
+        """The first bucket of a step is about to be noted; if `precise`, moments wait for an accelerator's work."""
+        self._precise = precise
         self._moments.clear()
         self._groups.clear()
 
@@ -45,6 +57,14 @@ class Watch:
         """A bucket of these parameters is ready."""
         self._moments.append(self._clock())
         self._groups.append(indices)
+
+    @contextmanager
+    def aside(self) -> Iterator[None]:
+        """What is done in it is not part of the step."""
+        start = self._read_clock()
+        yield
+        if self._ended is not None:
+            self._ended += self._read_clock() - start
 
     def end(self) -> None:
         """All averages have arrived. May be told several times."""

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import accumulate, pairwise
 
 from terngrad.methods import ParameterInfo
 from terngrad.perf.grouping import Plan, best_plan, capped_plan, greedy_plan
 from terngrad.perf.network import Cluster
-from terngrad.perf.profile import VALUE_BYTES, Profile
+from terngrad.perf.profile import VALUE_BYTES, Gradient, Profile
 from terngrad.perf.step import Line, Prediction, Sending
 
 MEGABYTE = 1 << 20
@@ -31,6 +31,16 @@ class BucketPlan:
 def default_plan(profile: Profile) -> Plan:
     """The buckets that DDP makes by itself."""
     return capped_plan(_sizes(profile), BUCKET_BYTES, FIRST_BUCKET_BYTES)
+
+
+def by_bucket(profile: Profile, plan: Plan) -> Profile:
+    """With one gradient for each bucket, for which nothing finer is known than when that is ready."""
+    gradients = []
+    for number, part in enumerate(_by_group(profile, plan)):
+        members = profile.gradients[part]
+        numel = sum(gradient.parameter.numel for gradient in members)
+        gradients.append(Gradient(ParameterInfo(f"bucket {number}", numel, False), members[-1].ready_s))
+    return replace(profile, gradients=tuple(gradients))
 
 
 def largest_bucket(profile: Profile, plan: Plan) -> int:
@@ -71,7 +81,8 @@ def _line(profile: Profile, cluster: Cluster, sending: Sending) -> Line:
     def seconds(chosen: Sequence[ParameterInfo]) -> float:
         work = sending.work(chosen, cluster)
         rounds = work.round_s + (1 + work.in_two) * work.lengths_s
-        return work.encode_s + work.send_s + work.add_s + work.sums_s + work.decode_s + rounds
+        carried = max(work.send_s + work.sums_s, work.handling_s)
+        return work.encode_s + carried + work.add_s + work.decode_s + rounds
 
     few, all_of_them = seconds([largest]), seconds(parameters)
     more = profile.numel - largest.numel

@@ -11,7 +11,8 @@ from terngrad.perf.probes import Codec
 from terngrad.perf.profile import Profile
 from terngrad.perf.step import Coded, Prediction, exchanges_for
 
-PLAIN = "ddp"  # DDP's own all-reduce
+PLAIN = "ddp"  # DDP's own all-reduce,
+ALL_REDUCE = "all-reduce"  # which is how it exchanges
 LOSSLESS, UNBIASED, SPARSE = LEVELS = ("lossless", "unbiased", "sparse")  # from none to most
 WORTH_IT = 0.95  # of the step of what loses less: a smaller gain is not worth it
 
@@ -60,9 +61,9 @@ def predict_methods(
     """The step of each method, by name, over the exchange that is best for it; of these, if any are given."""
     found = {}
     for name, (method, codec) in codecs.items():
-        times = (codec.encode, codec.decode, codec.add, codec.size_ratio, codec.sum_ratio)
         ways = [way for way in exchanges_for(method) if exchanges is None or way in exchanges]
-        predictions = [Prediction(profile, plan, Coded(method, way, *times), cluster, contention) for way in ways]
+        sendings = [Coded(method, way, *codec.figures) for way in ways]
+        predictions = [Prediction(profile, plan, sending, cluster, contention) for sending in sendings]
         if predictions:
             found[name] = min(predictions, key=lambda prediction: prediction.step_s)
     return found

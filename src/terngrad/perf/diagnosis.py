@@ -14,7 +14,7 @@ from terngrad.perf.network import HERE, Cluster, Link
 from terngrad.perf.places import Place
 from terngrad.perf.probes import Codec, Speeds, Wire
 from terngrad.perf.profile import Profile
-from terngrad.perf.step import AllReduce, Coded, Prediction
+from terngrad.perf.step import AllReduce, Prediction
 
 SLOW_HOST = 1.3  # times the median rank: as slow as that it holds all others up
 SLOW_LINK = 0.5  # of the median rank's rate
@@ -217,7 +217,7 @@ def described(found: Mapping[str, Prediction]) -> list[dict[str, Any]]:
             "exposed_s": one.timeline.exposed_s,
             "bytes_sent": one.bytes_sent,
             "bound": one.bound,
-            "exchange": one.sending.exchange if isinstance(one.sending, Coded) else "all-reduce",
+            "exchange": one.exchange,
         }
         for name, one in sorted(found.items(), key=lambda item: item[1].step_s)
     ]

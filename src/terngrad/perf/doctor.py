@@ -138,7 +138,9 @@ def _together(
     dist.all_gather_object(everyone, mine)
     speeds = [found[0] for found in everyone]
     slowest = max((found[1] for found in everyone), key=lambda found: found.compute_s)
-    codecs = max((found[2] for found in everyone), key=_seconds_of_a_million)
+    codecs = max(
+        (found[2] for found in everyone), key=lambda found: sum(codec.seconds(1 << 20) for codec in found.values())
+    )
     link = measure_link(Channel(dist.distributed_c10d._get_default_group()), torch.device("cpu"))
     cluster = cluster_of(places, wires, link)
     contention = contention_with(min(cores_for(found, places) for found in places))
@@ -146,7 +148,3 @@ def _together(
     predictions = predict_all(in_ddp(slowest, speeds), cluster, known, contention)
     findings = [*odd_settings(places), *slow_hosts(places, speeds), *slow_links(places, wires)]
     return Examination(places, findings, speeds, wires, link, slowest, codecs, predictions, verdict(predictions))
-
-
-def _seconds_of_a_million(codecs: Mapping[str, Codec]) -> float:
-    return sum(line(1e6) for codec in codecs.values() for line in (codec.encode, codec.decode, codec.add))

@@ -66,6 +66,12 @@ class Cluster:
         others_away = self.num_workers - self.devices
         return self._round(self.devices * others_away * num_bytes, (self.devices - 1) * num_bytes)
 
+    def around(self, num_bytes: float) -> float:
+        """A ring over all ranks, in which everyone's message of so many bytes comes to everyone: N - 1 steps."""
+        count = self.num_workers
+        leaving = num_bytes if self.num_nodes > 1 else 0.0
+        return (count - 1) * self._round(leaving, num_bytes if self.devices > 1 else 0.0)
+
     def all_reduce(self, num_bytes: float) -> float:
         """A ring over all ranks, those of a node next to each other: 2 (N - 1) steps of an N-th each."""
         count = self.num_workers

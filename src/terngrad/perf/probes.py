@@ -21,7 +21,9 @@ from terngrad.perf.profile import Gradient, Profile
 from terngrad.perf.step import Line
 
 FIRST_BYTES, MOST_BYTES = 1 << 18, 1 << 28  # of the messages that a wire is measured with
-LEAST_PROBED, MOST_PROBED = 1 << 14, 1 << 22  # elements that codecs are measured with
+LEAST_PROBED, MOST_PROBED = 1 << 14, 1 << 22  # elements that codecs are measured with,
+NUM_PROBED = 2  # and ranks
+ROUND_BYTES = 1 << 26  # of all messages that a rank receives in a round, at most
 
 Clock = Callable[[], float]
 
@@ -74,6 +76,15 @@ class Codec:
     size_ratio: float = 1.0  # of messages to the size that the layout expects; not 1 only where they vary
     sum_ratio: float = 1.0  # likewise of sums
 
+    @property
+    def figures(self) -> tuple[Line, Line, Line, float, float]:
+        """As `Coded` takes them."""
+        return self.encode, self.decode, self.add, self.size_ratio, self.sum_ratio
+
+    def seconds(self, numel: int) -> float:
+        """Of everything, for so many elements."""
+        return self.encode(numel) + self.decode(numel) + self.add(numel)
+
 
 def measure_codec(method: Method, sample: Tensor, largest: int, repeats: int = 3) -> Codec:
     """Lines through two sizes of bucket, which `sample`, a piece of a real gradient, is repeated to fill.
@@ -83,7 +94,10 @@ def measure_codec(method: Method, sample: Tensor, largest: int, repeats: int = 3
     most = min(max(largest, LEAST_PROBED), MOST_PROBED)
     sizes = (most // 16, most)
     found = [_codec_seconds(method, sample, numel, repeats) for numel in sizes]
-    times = {name: _line(sizes, (found[0][0][name], found[1][0][name])) for name in found[0][0]}
+    shards = (sizes[0] // NUM_PROBED, sizes[1] // NUM_PROBED)  # what is added up is a shard of a bucket
+    times = {
+        name: _line(shards if name == "add" else sizes, (found[0][0][name], found[1][0][name])) for name in found[0][0]
+    }
     return Codec(**times, size_ratio=found[1][1], sum_ratio=found[1][2])
 
 
@@ -97,7 +111,7 @@ def _codec_seconds(method: Method, sample: Tensor, numel: int, repeats: int) -> 
 
     Over several steps, since a sparse method has to fill its residuals first.
     """
-    world_size = 2
+    world_size = NUM_PROBED
     infos = [ParameterInfo("probe.weight", numel, False)]
     segments = (Segment(0, 0, numel),)
     gradient = sample.flatten().float().repeat(-(-numel // sample.numel()))[:numel]
@@ -250,12 +264,15 @@ def measure_link(channel: Channel, device: torch.device, seconds: float = 0.1) -
     In about ten times as many seconds.
     """
     others = channel.world_size - 1
+    most = ROUND_BYTES // channel.world_size
 
     def slowest_round(num_bytes: int) -> tuple[float, float]:
         """Seconds, by the clock and of the processor."""
-        rows = torch.zeros(channel.world_size, num_bytes, dtype=torch.uint8, device=device)
+        received = torch.zeros(channel.world_size, num_bytes, dtype=torch.uint8, device=device)
+        messages = torch.zeros_like(received[:1]).expand_as(received)
+        finish_work(device)
         start, worked = time.perf_counter(), time.process_time()
-        channel.all_gather(rows).wait()
+        channel.all_to_all(received, messages).wait()
         finish_work(device)
         took = torch.zeros(channel.world_size, 2, dtype=torch.float64)
         took[channel.rank, 0] = time.perf_counter() - start
@@ -271,10 +288,10 @@ def measure_link(channel: Channel, device: torch.device, seconds: float = 0.1) -
     while True:
         rounds = [slowest_round(size) for _ in range(3)]
         took = max(statistics.median(clock for clock, _ in rounds) - latency, 1e-9)
-        if took > seconds / 2 or size * channel.world_size >= MOST_BYTES:
+        if took > seconds / 2 or size >= most:
             worked = statistics.median(cpu for _, cpu in rounds)
             return Link(latency, others * size / took, worked / (others * size))
-        size = _next_size(size, seconds / took)
+        size = min(most, _next_size(size, seconds / took))
 
 
 # A model

@@ -55,7 +55,11 @@ class Profile:
         for gradient in self.gradients:
             copied += VALUE_BYTES * gradient.parameter.numel / bytes_per_s
             gradients.append(replace(gradient, ready_s=gradient.ready_s + copied))
-        return Profile(self.forward_s, tuple(gradients), self.update_s + copied)
+        return Profile(self.forward_s, tuple(gradients), self.update_s).with_copies_back(bytes_per_s)
+
+    def with_copies_back(self, bytes_per_s: float) -> Profile:
+        """The same where only the copies back are missing: moments were taken inside DDP."""
+        return replace(self, update_s=self.update_s + VALUE_BYTES * self.numel / bytes_per_s)
 
     def describe(self) -> dict[str, Any]:
         """For a file; `read` makes an equal profile of it."""

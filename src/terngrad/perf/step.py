@@ -11,7 +11,7 @@ from itertools import accumulate, pairwise
 import torch
 
 from terngrad.codecs import Frame, Segment
-from terngrad.exchange import EXCHANGES, LENGTH_BYTES
+from terngrad.exchange import EXCHANGES, LENGTH_BYTES, SMALL_BYTES
 from terngrad.methods import Coder, Method, ParameterInfo
 from terngrad.perf.grouping import check_plan
 from terngrad.perf.network import HERE, Cluster
@@ -39,6 +39,7 @@ class Sending(ABC):
     """A way to average gradients, on any cluster: what it costs for a bucket of these parameters."""
 
     name: str
+    exchange: str
 
     @abstractmethod
     def work(self, parameters: Sequence[ParameterInfo], cluster: Cluster) -> Work:
@@ -64,6 +65,7 @@ class AllReduce(Sending):
     name: str = "fp32"
     value_bytes: int = 4
     method: Method | None = None
+    exchange: str = "all-reduce"
     cast: Line = NOTHING  # of a bucket, there and back each
     by_nodes: bool = False  # first in every node, then between nodes
     tree: bool = False  # and there not as a ring
@@ -125,6 +127,11 @@ def exchanges_for(method: Method) -> list[str]:
     return [name for name, exchange in EXCHANGES.items() if method.has_sums or exchange.num_rounds == 1]
 
 
+def _small_round(cluster: Cluster, num_bytes: float) -> float:
+    """Everyone's small message to everyone: what is small goes round a ring, as it does on the channel."""
+    return cluster.around(num_bytes) if num_bytes <= SMALL_BYTES else cluster.to_all(num_bytes)
+
+
 @dataclass(frozen=True)
 class Coded(Sending):
     """A method of this package, over an exchange. Sizes are those of its messages."""
@@ -155,8 +162,8 @@ class Coded(Sending):
             self.encode(numel),
             cluster.to_all(sizes.message),
             count * self.decode(numel),
-            round_s=cluster.to_all(sizes.scalers) if sizes.scalers else 0.0,
-            lengths_s=cluster.to_all(LENGTH_BYTES) if sizes.varies else 0.0,
+            round_s=_small_round(cluster, sizes.scalers) if sizes.scalers else 0.0,
+            lengths_s=_small_round(cluster, LENGTH_BYTES) if sizes.varies else 0.0,
             handling_s=cluster.between.cpu_s * self.bytes_sent(parameters, cluster),
         )
         if EXCHANGES[self.exchange].num_rounds == 1:
@@ -202,7 +209,7 @@ class Served(Coded):
             self.encode(numel),
             there_and_back + count * self.add(numel / self.num_servers),
             self.decode(numel),
-            round_s=cluster.to_all(sizes.scalers) if sizes.scalers and count > 1 else 0.0,
+            round_s=_small_round(cluster, sizes.scalers) if sizes.scalers and count > 1 else 0.0,
             lengths_s=cluster.through_servers(LENGTH_BYTES, LENGTH_BYTES, self.num_servers) if sizes.varies else 0.0,
             handling_s=cluster.between.cpu_s * self.bytes_sent(parameters, cluster),
         )
@@ -238,6 +245,11 @@ class Prediction:
         return simulate([group[-1].ready_s for group in groups], works, self.contention)
 
     @property
+    def exchange(self) -> str:
+        """How it is sent: the name of an exchange, or "all-reduce"."""
+        return self.sending.exchange
+
+    @property
     def step_s(self) -> float:
         return self._step_s(self.timeline)
 
@@ -263,8 +275,8 @@ class Prediction:
         quick = replace(cluster, between=replace(between, latency_s=0.0), within=replace(within, latency_s=0.0))
         wide = replace(
             cluster,
-            between=replace(between, bytes_per_s=HERE.bytes_per_s),
-            within=replace(within, bytes_per_s=HERE.bytes_per_s),
+            between=replace(between, bytes_per_s=HERE.bytes_per_s, cpu_s=0.0),
+            within=replace(within, bytes_per_s=HERE.bytes_per_s, cpu_s=0.0),
         )
         without = {
             "bandwidth": self._timeline(self.sending, wide),

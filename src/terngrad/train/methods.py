@@ -198,6 +198,10 @@ class Chosen(TerngradHandle):
         self._num_taken += len(found)
         return [decision.describe() for decision in found]
 
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        super().load_state_dict(state)
+        self._num_taken = max(0, len(self._handle.decisions) - 1)  # what it began with was not followed
+
 
 def with_local_clipping(method: tg.Method, clip_norm: float) -> tg.Method:
     """A sparse method clips each worker's gradient before it is held back; clipping what arrives would lose it."""
@@ -247,11 +251,12 @@ def check_method(spec: str, exchange: str, torch_methods: bool = True) -> None:
         known = ", ".join(sorted({*PROCESSES_ONLY, *tg.Method.registry}))
         raise ConfigurationError(f"method {spec!r}: there is {known}; pass one of these")
     connection = connection_of(spec, torch_methods)
-    if isinstance(connection, TerngradHandle) and not isinstance(connection, Chosen):
+    if isinstance(connection, TerngradHandle):
         model = nn.Linear(1, 1)
         optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
         # It refuses what `attach` refuses.
-        tg.VirtualWorkers(model, spec, num_workers=1, exchange=exchange, optimizer=optimizer)
+        method = "terngrad" if isinstance(connection, Chosen) else spec
+        tg.VirtualWorkers(model, method, num_workers=1, exchange=exchange, optimizer=optimizer)
 
 
 def may_hold_back(spec: str) -> bool:

@@ -1,0 +1,37 @@
+"""Where parameters lie in DDP's buckets, which it may build anew."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+
+from torch import Tensor
+
+from terngrad.codecs import Segment
+
+
+class Layouts:
+    """The segments of each bucket. `renewed` is called when buckets were built anew."""
+
+    def __init__(self, parameters: Mapping[str, Tensor], renewed: Callable[[], None]) -> None:
+        self._index = {id(p): i for i, p in enumerate(parameters.values())}
+        self._renewed = renewed
+        self._segments: dict[tuple[int, ...], tuple[Segment, ...]] = {}
+
+    def indices(self, parameters: Sequence[Tensor]) -> tuple[int, ...]:
+        """Those of a bucket's parameters."""
+        return tuple(self._index[id(p)] for p in parameters)
+
+    def segments(self, parameters: Sequence[Tensor], number: int) -> tuple[Segment, ...]:
+        """Of the bucket with this number in the step."""
+        key = self.indices(parameters)
+        if key not in self._segments:
+            if number == 0:  # the old ones' layouts are of no more use
+                self._segments.clear()
+                self._renewed()
+            found = []
+            source = 0
+            for index, parameter in zip(key, parameters, strict=True):
+                found.append(Segment(index, source, parameter.numel()))
+                source += parameter.numel()
+            self._segments[key] = tuple(found)
+        return self._segments[key]
