@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import operator
 import weakref
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any, Protocol
 
@@ -64,6 +64,16 @@ class Bucket(Protocol):
     def parameters(self) -> list[Tensor]: ...
 
 
+def _step_of(handle: weakref.ref[Handle]) -> Callable[[], str]:
+    """Says in which step it is, without keeping it alive."""
+
+    def tell() -> str:
+        found = handle()
+        return f"step {found.step}" if found is not None else "detached"
+
+    return tell
+
+
 class Handle:
     """Controls the compression of one DDP model. What changes something must be called on all ranks, between steps."""
 
@@ -109,7 +119,7 @@ class Handle:
             self._channel = Channel(own_group(group))
         self._lane = Lane()
         self._device = next(iter(self._parameters.values()), torch.empty(0)).device
-        self._crew = LaneCrew(self._lane, self._channel, self._device, lambda: f"step {self._step}")
+        self._crew = LaneCrew(self._lane, self._channel, self._device, _step_of(weakref.ref(self)))
         weakref.finalize(self, self._lane.release)
         self._phases = Phases()
         self._scratch = (Scratch(), Scratch())
@@ -119,7 +129,7 @@ class Handle:
         self._momentum = MomentumLink(optimizer, self._parameters, [self._coder], by_memory=True)
         self._grad_scaler = grad_scaler
         self._counters = Counters()
-        self._layouts = Layouts(self._parameters, self._clear_scratch)
+        self._layouts = Layouts(self._parameters, self._scratch)
         self._step = 0
         self._epoch = 0
         self._position = 0  # buckets of this step so far
@@ -457,10 +467,6 @@ class Handle:
         exchange = cheapest(self._exchanges, self.method, lambda shards: frame_of(shards).expected, world_size)
         frame = frame_of(exchange.num_shards(world_size))
         return open_bucket(self._coder, frame, buffer, bucket, step), exchange
-
-    def _clear_scratch(self) -> None:
-        for scratch in self._scratch:
-            scratch.clear()
 
     # Failures and agreement
 

@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 
 from torch import Tensor
 
 from terngrad.codecs import Segment
+from terngrad.ddp.scratch import Scratch
 
 
 class Layouts:
-    """The segments of each bucket. `renewed` is called when buckets were built anew."""
+    """The segments of each bucket."""
 
-    def __init__(self, parameters: Mapping[str, Tensor], renewed: Callable[[], None]) -> None:
+    def __init__(self, parameters: Mapping[str, Tensor], scratch: Sequence[Scratch]) -> None:
         self._index = {id(p): i for i, p in enumerate(parameters.values())}
-        self._renewed = renewed
+        self._scratch = scratch  # of messages of the buckets
         self._segments: dict[tuple[int, ...], tuple[Segment, ...]] = {}
 
     def indices(self, parameters: Sequence[Tensor]) -> tuple[int, ...]:
@@ -25,9 +26,10 @@ class Layouts:
         """Of the bucket with this number in the step."""
         key = self.indices(parameters)
         if key not in self._segments:
-            if number == 0:  # the old ones' layouts are of no more use
+            if number == 0:  # buckets built anew: the old ones' layouts and buffers are of no more use
                 self._segments.clear()
-                self._renewed()
+                for scratch in self._scratch:
+                    scratch.clear()
             found = []
             source = 0
             for index, parameter in zip(key, parameters, strict=True):
