@@ -9,12 +9,12 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 import grid
 
-# Total batch, workers, steps and methods. The paper's steps are 300,000 and 18,750: hundreds of times as many. With so
+# Total batch, workers, steps, and methods with their numbers of seeds. The paper's steps are 300,000 and 18,750: hundreds of times as many. With so
 # few its learning rate of 2e-4 hardly gets anywhere, and a constant one would leave accuracies that change by points
 # from one evaluation to the next.
 SETTINGS = (
-    (128, 2, 1_000, ("terngrad", "terngrad:block=512")),
-    (2048, 16, 94, ("terngrad",)),
+    (128, 2, 1_000, {"terngrad": 3, "terngrad:block=512": 1}),
+    (2048, 16, 94, {"terngrad": 3}),
 )
 LR = "1e-3"
 
@@ -29,9 +29,9 @@ def arms(options: argparse.Namespace) -> list[grid.Arm]:
         )  # fmt: skip
         base = f"batch {batch}, float"
         found.append(grid.Arm(base, (*common, *grid.COMMON, "--method", "fp32", "--virtual-workers", "1")))
-        for method in methods:
+        for method, seeds in methods.items():
             own = (*common, *grid.COMMON, "--method", method, "--virtual-workers", str(workers))
-            found.append(grid.Arm(f"batch {batch}, {workers} workers, {method}", own, base))
+            found.append(grid.Arm(f"batch {batch}, {workers} workers, {method}", own, base, seeds))
     return found
 
 

@@ -1,4 +1,4 @@
-"""TernGrad against fp32 on a small transformer and WikiText-2, at equal steps, with two kinds of scaler."""
+"""TernGrad against fp32 on a small transformer and WikiText-2, at equal steps, with scalers of three sizes."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import grid
 
 WORKERS = 4
 STEPS = 400
-METHODS = ("terngrad", "terngrad:block=512")
+METHODS = {"terngrad": 1, "terngrad:block=512": 3, "terngrad:block=128": 3}  # and how many seeds
 
 
 def arms(options: argparse.Namespace) -> list[grid.Arm]:
@@ -19,9 +19,9 @@ def arms(options: argparse.Namespace) -> list[grid.Arm]:
     common = ("gpt-wikitext2", "--steps", steps, "--eval-every", str(int(steps) // 5), *grid.COMMON)
     base = "fp32"
     found = [grid.Arm(base, (*common, "--method", "fp32", "--virtual-workers", str(WORKERS)))]
-    for method in METHODS:
+    for method, seeds in METHODS.items():
         own = (*common, "--method", method, "--virtual-workers", str(WORKERS))
-        found.append(grid.Arm(f"{WORKERS} workers, {method}", own, base))
+        found.append(grid.Arm(f"{WORKERS} workers, {method}", own, base, seeds))
     return found
 
 
