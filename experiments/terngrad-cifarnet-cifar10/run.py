@@ -9,9 +9,9 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 import grid
 
-# Total batch, workers, steps, and methods with their numbers of seeds. The paper's steps are 300,000 and 18,750: hundreds of times as many. With so
-# few its learning rate of 2e-4 hardly gets anywhere, and a constant one would leave accuracies that change by points
-# from one evaluation to the next.
+# Total batch, workers, steps, and methods with their numbers of seeds. The paper's steps are 300,000 and 18,750:
+# hundreds of times as many. With so few its learning rate of 2e-4 hardly gets anywhere, and a constant one would leave
+# accuracies that change by points from one evaluation to the next.
 SETTINGS = (
     (128, 2, 1_000, {"terngrad": 3, "terngrad:block=512": 1}),
     (2048, 16, 94, {"terngrad": 3}),
