@@ -166,7 +166,9 @@ class Flight:
         self.clock = Clock()
         self.crew = Crew(link)
         auto = auto or tg.Auto()
-        self.pilot = Pilot(auto, auto.methods, PARAMETERS, ["all-gather", "two-shot"], self.crew, Watch(self.clock))
+        self.pilot = Pilot(
+            auto, auto.methods, PARAMETERS, 100_000, ["all-gather", "two-shot"], self.crew, Watch(self.clock)
+        )
         self.pilot.start(0)
         self.step = 0
 

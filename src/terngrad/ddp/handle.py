@@ -158,7 +158,8 @@ class Handle:
             else:
                 usable[spec] = method
         names = [exchange.name for exchange in self._exchanges]
-        pilot = Pilot(auto, usable, self._coder.parameters, names, self._crew, Watch(device=self._device))
+        trained = sum(p.numel() for p in self._parameters.values() if p.requires_grad)
+        pilot = Pilot(auto, usable, self._coder.parameters, trained, names, self._crew, Watch(device=self._device))
         self._follow_decision(pilot.start(0))
         return pilot
 

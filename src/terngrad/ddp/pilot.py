@@ -60,6 +60,7 @@ class Pilot:
         auto: Auto,
         methods: Mapping[str, Method],
         parameters: Sequence[ParameterInfo],
+        num_trained: int,
         exchanges: Sequence[str],
         crew: Crew,
         watch: Watch,
@@ -67,6 +68,7 @@ class Pilot:
         self._auto = auto
         self._methods = dict(methods)  # those that can be used here
         self._parameters = parameters
+        self._num_trained = num_trained  # elements of those that have a gradient
         self._exchanges = exchanges
         self._crew = crew
         self._watch = watch
@@ -110,8 +112,7 @@ class Pilot:
         problem: str | None = None
         found: dict[str, Estimate] = {}
         try:
-            numel = sum(parameter.numel for parameter in self._parameters)
-            found = self._auto.read_profile(numel, self._crew.world_size)
+            found = self._auto.read_profile(self._num_trained, self._crew.world_size)
         except Exception as error:  # whatever it is, the others wait for this rank
             problem = str(error)
         everyone = self._crew.gather((problem, found))
