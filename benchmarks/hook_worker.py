@@ -39,7 +39,7 @@ DDP_NAMES = (NO_SYNC, DDP, DDP_FP16)
 AT = "@"  # between a spec and the exchange it is to use
 SETTLING_STEPS = 2  # with which a turn begins: DDP arranges its buckets anew after the first
 POWERSGD_SETTLING_STEPS = 3  # two dense steps and one that makes its buffers
-CHOOSING_STEPS = 100  # at most, for "auto" to settle
+CHOOSING_STEPS = 150  # at most, for "auto" to settle
 _PHASES = ("encode_s", "exchange_s", "decode_s")
 
 

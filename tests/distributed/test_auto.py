@@ -34,11 +34,11 @@ def scripted(*names: str) -> Iterator[None]:
     """Has the pilot choose these, one after the other, whatever it has measured; the last one it stays with."""
     left = list(names)
 
-    def choose(*_: object) -> str:
-        return left.pop(0) if len(left) > 1 else left[0]
+    def choose_next(*_: object) -> tuple[str, bool]:
+        return (left.pop(0), False) if len(left) > 1 else (left[0], True)
 
     with (
-        mock.patch.multiple(pilot, SETTLING=1, FEWEST=1, MOST=1, choose=choose),
+        mock.patch.multiple(pilot, SETTLING=1, FEWEST=1, MOST=1, choose_next=choose_next),
         mock.patch.object(pilot.Pilot, "_advise"),  # it would choose as well
     ):
         yield

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,9 +16,10 @@ import terngrad as tg
 from terngrad.ddp.auto import as_auto
 from terngrad.ddp.pilot import FEWEST, MOST, SETTLING, Pilot
 from terngrad.ddp.watch import Watch
-from terngrad.perf import Link, ParameterInfo
-from terngrad.perf.choice import PLAIN, Estimate, choose, level_of
+from terngrad.perf import AllReduce, Cluster, Gradient, Link, ParameterInfo, Prediction, Profile, undisturbed
+from terngrad.perf.choice import PLAIN, Estimate, choose, choose_next, level_of
 from terngrad.perf.saved import Saved
+from terngrad.perf.step import LEAST_BACKWARD
 
 FAST, SLOW = Link(1e-6, 1e12), Link(1e-4, 1e6)
 PARAMETERS = [ParameterInfo("a.weight", 40_000, False), ParameterInfo("b.weight", 60_000, False)]
@@ -83,6 +85,25 @@ def test_what_it_cannot_mean_is_refused(spec: str, words: list[str]) -> None:
 def test_more_loss_must_gain_a_twentieth(seconds: dict[str, float], chosen: str) -> None:
     estimates = {name: Estimate(value, "all-gather") for name, value in seconds.items()}
     assert choose(estimates, LEVELS) == chosen
+
+
+@pytest.mark.parametrize(
+    ("found", "current", "expected"),
+    [
+        ({PLAIN: (1.0, 1), "fp16": (1.2, 0)}, PLAIN, ("fp16", False)),  # of 0.8 beyond computing half may be true
+        ({PLAIN: (1.0, 1), "fp16": (2.0, 0)}, PLAIN, (PLAIN, True)),  # 1.2 at best
+        ({PLAIN: (1.0, 1), "fp16": (0.9, 1)}, "fp16", ("fp16", False)),  # the second time
+        ({PLAIN: (1.0, 1), "fp16": (0.9, 2)}, "fp16", (PLAIN, False)),  # it is close
+        ({PLAIN: (1.0, 2), "fp16": (0.9, 2)}, PLAIN, ("fp16", True)),
+        ({PLAIN: (1.0, 1), "fp16": (0.5, 1), "terngrad": (0.7, 1)}, "terngrad", ("fp16", True)),  # nothing is close
+        ({PLAIN: (1.0, 2), "fp16": (0.5, 1), "terngrad": (0.55, 0)}, "fp16", ("terngrad", False)),
+    ],
+)
+def test_what_might_be_best_is_tried_and_what_is_close_is_measured_twice(
+    found: dict[str, tuple[float, int]], current: str, expected: tuple[str, bool]
+) -> None:
+    estimates = {name: Estimate(seconds, "all-gather", measured) for name, (seconds, measured) in found.items()}
+    assert choose_next(estimates, LEVELS, 0.4, current) == expected
 
 
 # Watching
@@ -227,6 +248,34 @@ def test_what_cannot_be_explained_is_tried() -> None:
     flight = Flight(FAST, tg.Auto(candidates=("fp16",)))
     flight.fly(60, lambda name: 0.4)
     assert flight.chosen == [PLAIN, "fp16", PLAIN]
+
+
+def test_what_is_close_is_measured_twice_and_the_shorter_counts() -> None:
+    """While plain DDP is measured first, and then fp16, something else is going on in one of the two."""
+    flight = Flight(SLOW, tg.Auto(candidates=("fp16",)))
+    block = SETTLING + MOST
+    flight.fly(block, lambda name: 0.40)
+    flight.fly(block, lambda name: 0.42)  # with fp16, disturbed
+    assert flight.chosen == [PLAIN, "fp16"]
+    assert flight.pilot.choosing
+    flight.fly(60, lambda name: 0.40 if name == PLAIN else 0.36)
+    assert flight.chosen == [PLAIN, "fp16", PLAIN, "fp16"]
+    assert not flight.pilot.choosing
+    assert all(one.measured == 2 for one in flight.pilot.decisions[-1].estimates.values())
+
+
+def test_a_backward_pass_that_sending_slows_down_is_not_slowed_down_twice() -> None:
+    """Two ranks on a core: half of a watched backward pass is all that is left of it without sending."""
+    parameters = [ParameterInfo("a.weight", 1_000_000, False), ParameterInfo("b.weight", 1_000_000, False)]
+    alone = Profile(1.0, (Gradient(parameters[0], 0.2), Gradient(parameters[1], 1.0)), 0.1)
+    cluster = Cluster(2, Link(1e-6, 1e9, cpu_s=1e-7))
+    real = Prediction(alone, (1, 1), AllReduce(), cluster, contention=2.0)
+    watched = replace(real, profile=alone.with_backward(real.timeline.backward_s / alone.backward_s))
+    assert watched.step_s > 1.1 * real.step_s
+    found = undisturbed(watched, real.step_s)
+    assert found.backward_s == pytest.approx(alone.backward_s, rel=1e-3)
+    assert undisturbed(watched, 100.0) == watched.profile  # nothing that a shorter backward pass could explain
+    assert undisturbed(watched, 0.1).backward_s == pytest.approx(LEAST_BACKWARD * watched.profile.backward_s)
 
 
 def test_what_does_not_keep_its_promise_is_left_and_nothing_is_tried_twice() -> None:

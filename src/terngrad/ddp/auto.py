@@ -58,9 +58,10 @@ class Auto:
         most = LEVELS.index(self.allow)
         return {spec: method for spec, method in methods.items() if LEVELS.index(level_of(method)) <= most}
 
-    def read_profile(self, numel: int, world_size: int) -> dict[str, Estimate]:
-        """What the doctor predicted, if it looked at a model of this size on as many ranks; it does not see what has no
-        gradient.
+    def read_profile(self, numel: int, world_size: int) -> tuple[dict[str, Estimate], float]:
+        """What the doctor predicted, and what computing takes, if it looked at a model of this size on as many ranks.
+
+        It does not see what has no gradient.
         """
         saved = Saved.read(self.profile)
         seen, ranks = saved.profile.numel, saved.cluster.num_workers
@@ -70,7 +71,7 @@ class Auto:
                 f"{world_size}; run `terngrad doctor --save` with this model and these ranks, or leave it out"
             )
         rows = {row["method"]: Estimate(row["step_s"], row["exchange"]) for row in saved.predictions}
-        return {name: rows[name] for name in (PLAIN, *self.methods) if name in rows}
+        return {name: rows[name] for name in (PLAIN, *self.methods) if name in rows}, saved.profile.compute_s
 
 
 def as_auto(method: Method | Auto | str) -> Auto | None:
@@ -93,7 +94,7 @@ class Decision:
     def describe(self) -> dict[str, Any]:
         """For JSON."""
         estimates = {
-            name: {"step_s": one.seconds, "exchange": one.exchange, "measured": one.measured}
+            name: {"step_s": one.seconds, "exchange": one.exchange, "measured": one.measured > 0}
             for name, one in self.estimates.items()
         }
         return {

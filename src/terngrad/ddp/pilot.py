@@ -1,9 +1,10 @@
 """Choosing while training: plain DDP is measured, methods are predicted from that, and what is chosen is measured too.
 
-There is one estimate of a step for every candidate. At first all but plain DDP's are predictions. The choice follows
-from the estimates; after some steps its own is replaced by what these took, and the choice is made again: one that does
-not keep what was predicted of it is left for the next, and nothing is measured twice. Then steps are watched, and all
-begins anew, from predictions, when they change.
+There is one estimate of a step for every candidate. At first all but plain DDP's are predictions. What would be best,
+if predictions were somewhat too long, is tried: after some steps its prediction is replaced by what these took, and the
+choice is made again. When nothing is left that might be better, the best of what was measured is; but those that are
+close to it are measured a second time before that. Then steps are watched, and all begins anew, from predictions, when
+they change.
 
 Ranks decide at the same steps, from the same figures: those of the slowest.
 """
@@ -21,8 +22,28 @@ from terngrad.ddp.auto import Auto, Decision
 from terngrad.ddp.watch import Watch
 from terngrad.errors import ConfigurationError
 from terngrad.methods import Method, ParameterInfo, Sparse
-from terngrad.perf import AllReduce, Cluster, Link, Prediction, Profile, by_bucket, largest_bucket, plan_buckets
-from terngrad.perf.choice import ALL_REDUCE, LOSSLESS, PLAIN, WORTH_IT, Estimate, choose, level_of, predict_methods
+from terngrad.perf import (
+    AllReduce,
+    Cluster,
+    Link,
+    Prediction,
+    Profile,
+    by_bucket,
+    largest_bucket,
+    plan_buckets,
+    undisturbed,
+)
+from terngrad.perf.choice import (
+    ALL_REDUCE,
+    LOSSLESS,
+    PLAIN,
+    WORTH_IT,
+    Estimate,
+    choose,
+    choose_next,
+    level_of,
+    predict_methods,
+)
 from terngrad.perf.diagnosis import contention_with, cores_for, in_bits
 from terngrad.perf.places import Place, find_place
 from terngrad.perf.probes import Codec, measure_codec, measure_speeds
@@ -76,7 +97,7 @@ class Pilot:
         self._sampled = 0, 0  # the step it was taken in, and the elements of its bucket
         self._saw_sparse = False
         self._estimates: dict[str, Estimate] = {}
-        self._plain_ratio = 1.0  # of what plain DDP takes to what is predicted of it
+        self._compute_s = 0.0  # of a step without communication, as far as it is known
         self._steps = 0  # since the last decision
         self._settled = False
         self._resumed = False  # estimates are those of another run
@@ -103,14 +124,14 @@ class Pilot:
             self.pinned = True
             return self._take(Decision(step, PLAIN, ALL_REDUCE, f"allow={self._auto.allow!r} leaves nothing else"))
         if self._auto.profile:
-            self._estimates = self._read_profile()
-            return self._take(self._agreed(self._decide(step, f"by {self._auto.profile}: ")))
+            self._estimates, self._compute_s = self._read_profile()
+            return self._take(self._decide(step, f"by {self._auto.profile}: ")[0])
         return self._take(Decision(step, PLAIN, ALL_REDUCE, "to measure a step as it is"))
 
-    def _read_profile(self) -> dict[str, Estimate]:
-        """As the first rank has it. Raises on all ranks if one of them cannot read it."""
+    def _read_profile(self) -> tuple[dict[str, Estimate], float]:
+        """As the first rank has it, with what computing takes. Raises on all ranks if one of them cannot read it."""
         problem: str | None = None
-        found: dict[str, Estimate] = {}
+        found: tuple[dict[str, Estimate], float] = {}, 0.0
         try:
             found = self._auto.read_profile(self._num_trained, self._crew.world_size)
         except Exception as error:  # whatever it is, the others wait for this rank
@@ -119,8 +140,8 @@ class Pilot:
         for rank, (text, _) in enumerate(everyone):
             if text is not None:
                 raise ConfigurationError(f"rank {rank}: {text}")
-        first: dict[str, Estimate] = everyone[0][1]
-        return {name: one for name, one in first.items() if name in self._levels}
+        estimates, compute_s = everyone[0][1]
+        return {name: one for name, one in estimates.items() if name in self._levels}, compute_s
 
     # In every step
 
@@ -169,10 +190,13 @@ class Pilot:
     def _conclude(self, step: int) -> Decision | None:
         """The step of what is used is known: does the choice stand?"""
         before = self._estimates.get(self.choice)
-        now = self._note_measured()
+        now = self._measured()
         if self._resumed and (before is None or not _alike(before, now)):  # it was another cluster
-            self._estimates = {self.choice: now}
+            self._estimates = {}
+        elif before is not None and before.measured:
+            now = before.and_again(now)
         self._resumed = False
+        self._estimates[self.choice] = now
         if len(self._estimates) == 1:  # nothing is known of the others
             self._predict()
         return self._choose(step, "")
@@ -180,9 +204,8 @@ class Pilot:
     def _review(self, step: int) -> Decision | None:
         """Do steps still take what they took?"""
         before = self._estimates[self.choice]
-        now = self._note_measured()
-        if _alike(before, now):
-            self._estimates[self.choice] = before  # or slow changes would never be seen
+        now = self._measured()
+        if _alike(before, now):  # the older one stays, or slow changes would never be seen
             self._watch.clear()
             return None
         self._estimates = {self.choice: now}
@@ -190,14 +213,13 @@ class Pilot:
         self._watch.clear()
         return self._choose(step, f"a step took {before}, now {now}; ")
 
-    def _note_measured(self) -> Estimate:
+    def _measured(self) -> Estimate:
         """Of the slowest rank; one that has joined early measures nothing."""
         everyone = self._crew.gather((self._watch.period_s or 0.0, self._saw_sparse))
         if any(saw for _, saw in everyone):
             self._leave_out_compensating()
         slowest = max(seconds for seconds, _ in everyone)
-        found = self._estimates[self.choice] = Estimate(slowest, self.decisions[-1].exchange, measured=True)
-        return found
+        return Estimate(slowest, self.decisions[-1].exchange, measured=1)
 
     def _leave_out_compensating(self) -> None:
         """Sparse gradients pass through, and their momentum cannot."""
@@ -249,17 +271,22 @@ class Pilot:
         profile = profile.with_copies_back(min(rate for _, _, _, rate in told))
         codecs = max(everyones_codecs, key=lambda found: sum(codec.seconds(1 << 20) for codec in found.values()))
         cluster = Cluster(self._crew.world_size, link)
-        plain = Prediction(profile, plan, AllReduce(), cluster, contention)
-        if PLAIN in self._estimates:
-            self._plain_ratio = self._estimates[PLAIN].seconds / plain.step_s
         known = {spec: (method, codecs[spec]) for spec, method in self._methods.items()}
-        found = predict_methods(profile, plan, cluster, known, contention, self._exchanges)
-        predicted = {PLAIN: Estimate(self._plain_ratio * plain.step_s, ALL_REDUCE)}
-        predicted |= {spec: Estimate(one.step_s, one.exchange) for spec, one in found.items()}
+
+        def predict(profile: Profile) -> dict[str, Prediction]:
+            plain = Prediction(profile, plan, AllReduce(), cluster, contention)
+            return {PLAIN: plain, **predict_methods(profile, plan, cluster, known, contention, self._exchanges)}
+
+        took = self._estimates[self.choice].seconds
+        profile = undisturbed(predict(profile)[self.choice], took)
+        found = predict(profile)
+        unknown = took / found[self.choice].step_s  # what the model does not know makes all steps longer, or shorter
+        predicted = {spec: Estimate(unknown * one.step_s, one.exchange) for spec, one in found.items()}
         self._estimates = {**predicted, **self._estimates}
+        self._compute_s = profile.compute_s  # what is not known may be a matter of sending
         self._tell(
-            f"links carry {in_bits(link.bytes_per_s)} with a latency of {1e6 * link.latency_s:,.0f} us; the model is "
-            f"off by {100 * (1 / self._plain_ratio - 1):+.0f} % for plain DDP"
+            f"links carry {in_bits(link.bytes_per_s)} with a latency of {1e6 * link.latency_s:,.0f} us; computing takes "
+            f"{1e3 * self._compute_s:,.1f} ms of a step; the model is off by {100 / unknown - 100:+.0f} %"
         )
         if self._crew.rank == 0:
             self._advise(found, profile, plan, cluster, contention)
@@ -285,24 +312,24 @@ class Pilot:
             )
 
     def _choose(self, step: int, why: str) -> Decision | None:
-        decision = self._agreed(self._decide(step, why))
-        if decision.method == self.choice:
-            self._settled = True
-            self._tell(f"stays with {decision.method}: {decision.reason}")
-            return None
-        self._settled = self._estimates[decision.method].measured
-        return self._take(decision)
+        decision, self._settled = self._decide(step, why)
+        if decision.method != self.choice:
+            return self._take(decision)
+        self._watch.clear()
+        if not self._settled:
+            self._steps = 1 + SETTLING  # there is nothing to settle
+        self._tell(f"{'stays with' if self._settled else 'measures again'} {decision.method}: {decision.reason}")
+        return None
 
-    def _agreed(self, decision: Decision) -> Decision:
-        """The first rank's."""
-        first: Decision = self._crew.gather(decision)[0]
-        return first
-
-    def _decide(self, step: int, why: str) -> Decision:
-        name = choose(self._estimates, self._levels)
+    def _decide(self, step: int, why: str) -> tuple[Decision, bool]:
+        """And whether that is final. What the first rank says."""
+        current = self.choice if self.decisions else PLAIN
+        name, final = choose_next(self._estimates, self._levels, self._compute_s, current)
         ordered = sorted(self._estimates, key=lambda other: self._estimates[other].seconds)
         reason = why + ", ".join(f"{other} {self._estimates[other]}" for other in ordered)
-        return Decision(step, name, self._estimates[name].exchange, reason, dict(self._estimates))
+        decision = Decision(step, name, self._estimates[name].exchange, reason, dict(self._estimates))
+        first: tuple[Decision, bool] = self._crew.gather((decision, final))[0]
+        return first
 
     def _take(self, decision: Decision) -> Decision:
         self.decisions.append(decision)
@@ -329,8 +356,8 @@ class Pilot:
             "exchange": self.decisions[-1].exchange,
             "pinned": self.pinned,
             "world_size": self._crew.world_size,
-            "plain_ratio": self._plain_ratio,
-            "estimates": {name: (one.seconds, one.exchange) for name, one in self._estimates.items()},
+            "compute_s": self._compute_s,
+            "estimates": {name: (one.seconds, one.exchange, one.measured) for name, one in self._estimates.items()},
         }
 
     def load_state_dict(self, state: Mapping[str, Any] | None, method: str, step: int) -> Decision:
@@ -342,7 +369,7 @@ class Pilot:
         choice, exchange = (PLAIN if method == "fp32" else method), ALL_REDUCE if method == "fp32" else "auto"
         if state is not None:
             choice, exchange, self.pinned = state["choice"], state["exchange"], state["pinned"]
-            self._plain_ratio = state["plain_ratio"]
+            self._compute_s = state["compute_s"]
         if choice not in self._levels and not self.pinned:
             return self._take(Decision(step, PLAIN, ALL_REDUCE, f"{choice}, {SAVED}, may not be chosen here"))
         if state is not None and state["world_size"] == self._crew.world_size:

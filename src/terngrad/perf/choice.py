@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from terngrad.methods import Dense, Method, Sparse
 from terngrad.perf.network import Cluster
@@ -14,6 +14,9 @@ from terngrad.perf.step import Coded, Prediction, exchanges_for
 PLAIN = "ddp"  # DDP's own all-reduce,
 ALL_REDUCE = "all-reduce"  # which is how it exchanges
 LOSSLESS, UNBIASED, SPARSE = LEVELS = ("lossless", "unbiased", "sparse")  # from none to most
+HOPE = 0.5  # of the time that a step is predicted to take beyond computing: if so little might do, it is tried
+CLOSE = 1.2  # times the best: that is measured twice
+TWICE = 2
 WORTH_IT = 0.95  # of the step of what loses less: a smaller gain is not worth it
 
 
@@ -30,7 +33,11 @@ class Estimate:
 
     seconds: float
     exchange: str
-    measured: bool = False
+    measured: int = 0  # how often; a prediction if never
+
+    def and_again(self, other: Estimate) -> Estimate:
+        """Of two measurements the shorter: what disturbs a step makes it longer."""
+        return replace(other, seconds=min(self.seconds, other.seconds), measured=self.measured + other.measured)
 
     def __str__(self) -> str:
         return f"{1e3 * self.seconds:,.1f} ms ({'measured' if self.measured else 'predicted'})"
@@ -48,6 +55,28 @@ def choose(estimates: Mapping[str, Estimate], levels: Mapping[str, str]) -> str:
             best = quickest
     assert best is not None  # there is always one
     return best
+
+
+def choose_next(
+    estimates: Mapping[str, Estimate], levels: Mapping[str, str], compute_s: float, current: str
+) -> tuple[str, bool]:
+    """What to use, where some estimates are measured, and whether that is final or only to be measured.
+
+    Predictions may be too long, so what would be best if they were is tried first. Then a few steps are a small sample,
+    so those that are close to the best are measured twice, the current one first. `compute_s` is a step's least.
+    """
+    hopes = {
+        name: one if one.measured else replace(one, seconds=compute_s + HOPE * max(0.0, one.seconds - compute_s))
+        for name, one in estimates.items()
+    }
+    best = choose(hopes, levels)
+    if not estimates[best].measured:
+        return best, False
+    close = [name for name, one in estimates.items() if one.measured and one.seconds < CLOSE * estimates[best].seconds]
+    once = [name for name in close if estimates[name].measured < TWICE]
+    if len(close) == 1 or not once:
+        return best, True
+    return (current if current in once else min(once, key=lambda name: estimates[name].seconds)), False
 
 
 def predict_methods(

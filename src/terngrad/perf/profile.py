@@ -61,6 +61,11 @@ class Profile:
         """The same where only the copies back are missing: moments were taken inside DDP."""
         return replace(self, update_s=self.update_s + VALUE_BYTES * self.numel / bytes_per_s)
 
+    def with_backward(self, share: float) -> Profile:
+        """The same with a backward pass of so much of its time."""
+        gradients = tuple(replace(gradient, ready_s=share * gradient.ready_s) for gradient in self.gradients)
+        return replace(self, gradients=gradients)
+
     def describe(self) -> dict[str, Any]:
         """For a file; `read` makes an equal profile of it."""
         return asdict(self)

@@ -18,6 +18,7 @@ from terngrad.perf.network import HERE, Cluster
 from terngrad.perf.profile import Profile
 from terngrad.perf.timeline import Timeline, Work, simulate
 
+LEAST_BACKWARD = 0.4  # of a backward pass beside sending: alone it takes no less, with two on a core
 SMALL_SHARE = 0.02  # of a step: what is exposed below that bounds nothing
 
 
@@ -284,6 +285,20 @@ class Prediction:
             "codec": self._timeline(self.sending.without_codec(), cluster),
         }
         return min(without, key=lambda part: self._step_s(without[part]))
+
+
+def undisturbed(watched: Prediction, step_s: float) -> Profile:
+    """The profile of a step that took `step_s`, from one that was watched while gradients were sent.
+
+    Sending slows backward down where both share cores, and the model would count that again. So backward is shortened
+    until the prediction for what was sent is the step as it was; but to no less than `LEAST_BACKWARD`.
+    """
+    low, high = LEAST_BACKWARD, 1.0
+    for _ in range(30):
+        middle = (low + high) / 2
+        long = replace(watched, profile=watched.profile.with_backward(middle)).step_s > step_s
+        low, high = (low, middle) if long else (middle, high)
+    return watched.profile.with_backward(high)
 
 
 def break_even(
