@@ -286,7 +286,8 @@ class Pilot:
         self._compute_s = profile.compute_s  # what is not known may be a matter of sending
         self._tell(
             f"links carry {in_bits(link.bytes_per_s)} with a latency of {1e6 * link.latency_s:,.0f} us; "
-            f"computing takes {1e3 * self._compute_s:,.1f} ms of a step; the model is off by {100 / unknown - 100:+.0f} %"
+            f"computing takes {1e3 * self._compute_s:,.1f} ms of a step; the model is off by "
+            f"{100 / unknown - 100:+.0f} %"
         )
         if self._crew.rank == 0:
             self._advise(found, profile, plan, cluster, contention)
