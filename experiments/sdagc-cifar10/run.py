@@ -9,7 +9,7 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 import grid
 
-RECIPES = {"ResNet-20": ("resnet20-cifar10", "--batch", "64")}
+RECIPES = {"ResNet-20": ("resnet20-cifar10", "--batch", "32")}
 STEPS = {"ResNet-20": 1_500}
 
 

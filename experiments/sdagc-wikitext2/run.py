@@ -13,7 +13,7 @@ RECIPES = {
     "LSTM": ("lstm-wikitext2",),
     "transformer": ("gpt-wikitext2", "--optimizer", "sgd", "--lr", "0.3", "--momentum", "0.9"),
 }
-STEPS = {"LSTM": 1_500, "transformer": 800}
+STEPS = {"LSTM": 1_000, "transformer": 400}
 
 
 def arms(options: argparse.Namespace) -> list[grid.Arm]:
