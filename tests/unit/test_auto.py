@@ -11,13 +11,15 @@ from typing import Any
 import pytest
 import torch
 from examinations import CODECS, LINK, saved
+from hypothesis import given
+from hypothesis import strategies as st
 
 import terngrad as tg
 from terngrad.ddp.auto import as_auto
 from terngrad.ddp.pilot import FEWEST, MOST, SETTLING, Pilot
 from terngrad.ddp.watch import Watch
-from terngrad.perf import AllReduce, Cluster, Gradient, Link, ParameterInfo, Prediction, Profile, undisturbed
-from terngrad.perf.choice import PLAIN, Estimate, choose, choose_next, level_of
+from terngrad.perf import AllReduce, Cluster, Gradient, Link, ParameterInfo, Prediction, Profile
+from terngrad.perf.choice import PLAIN, Estimate, calibrated, choose, choose_next, level_of
 from terngrad.perf.saved import Saved
 from terngrad.perf.step import LEAST_BACKWARD
 
@@ -91,11 +93,13 @@ def test_more_loss_must_gain_a_twentieth(seconds: dict[str, float], chosen: str)
     ("found", "current", "expected"),
     [
         ({PLAIN: (1.0, 1), "fp16": (1.2, 0)}, PLAIN, ("fp16", False)),  # of 0.8 beyond computing half may be true
-        ({PLAIN: (1.0, 1), "fp16": (2.0, 0)}, PLAIN, (PLAIN, True)),  # 1.2 at best
+        ({PLAIN: (1.0, 2), "fp16": (2.0, 0)}, PLAIN, (PLAIN, True)),  # 1.2 at best
+        ({PLAIN: (1.0, 1), "fp16": (2.0, 0)}, PLAIN, (PLAIN, False)),  # for the second time
         ({PLAIN: (1.0, 1), "fp16": (0.9, 1)}, "fp16", ("fp16", False)),  # the second time
         ({PLAIN: (1.0, 1), "fp16": (0.9, 2)}, "fp16", (PLAIN, False)),  # it is close
         ({PLAIN: (1.0, 2), "fp16": (0.9, 2)}, PLAIN, ("fp16", True)),
-        ({PLAIN: (1.0, 1), "fp16": (0.5, 1), "terngrad": (0.7, 1)}, "terngrad", ("fp16", True)),  # nothing is close
+        ({PLAIN: (1.0, 1), "fp16": (0.5, 1), "terngrad": (0.7, 1)}, "terngrad", ("fp16", False)),
+        ({PLAIN: (1.0, 1), "fp16": (0.5, 2), "terngrad": (0.7, 1)}, "fp16", ("fp16", True)),  # nothing is close
         ({PLAIN: (1.0, 2), "fp16": (0.5, 1), "terngrad": (0.55, 0)}, "fp16", ("terngrad", False)),
     ],
 )
@@ -104,6 +108,24 @@ def test_what_might_be_best_is_tried_and_what_is_close_is_measured_twice(
 ) -> None:
     estimates = {name: Estimate(seconds, "all-gather", measured) for name, (seconds, measured) in found.items()}
     assert choose_next(estimates, LEVELS, 0.4, current) == expected
+
+
+@given(st.lists(st.floats(0.01, 10.0), min_size=12, max_size=12), st.floats(0.0, 0.1))
+def test_measuring_ends_after_two_for_each(times: list[float], compute_s: float) -> None:
+    """Whatever is measured, and in which order: predictions of one second each, four candidates."""
+    estimates = dict.fromkeys(LEVELS, Estimate(1.0, "all-gather"))
+    current, counts = PLAIN, dict.fromkeys(LEVELS, 0)
+    for seconds in times:
+        now = Estimate(seconds, "all-gather", 1, seconds)
+        before = estimates[current]
+        estimates[current] = before.and_again(now) if before.measured else now
+        counts[current] += 1
+        current, final = choose_next(estimates, LEVELS, compute_s, current)
+        if final:
+            break
+    assert final
+    assert max(counts.values()) <= 2
+    assert estimates[current].measured == 2
 
 
 # Watching
@@ -272,10 +294,17 @@ def test_a_backward_pass_that_sending_slows_down_is_not_slowed_down_twice() -> N
     real = Prediction(alone, (1, 1), AllReduce(), cluster, contention=2.0)
     watched = replace(real, profile=alone.with_backward(real.timeline.backward_s / alone.backward_s))
     assert watched.step_s > 1.1 * real.step_s
-    found = undisturbed(watched, real.step_s)
-    assert found.backward_s == pytest.approx(alone.backward_s, rel=1e-3)
-    assert undisturbed(watched, 100.0) == watched.profile  # nothing that a shorter backward pass could explain
-    assert undisturbed(watched, 0.1).backward_s == pytest.approx(LEAST_BACKWARD * watched.profile.backward_s)
+    assert watched.undisturbed(real.step_s).backward_s == pytest.approx(alone.backward_s, rel=1e-3)
+    assert watched.undisturbed(100.0) == watched.profile  # nothing that a shorter backward pass could explain
+    for contention in (1.2, 2.0):  # and it does not explain more than it can
+        least = LEAST_BACKWARD / contention * watched.profile.backward_s
+        assert replace(watched, contention=contention).undisturbed(0.1).backward_s == pytest.approx(least)
+
+
+def test_what_the_model_does_not_know_makes_all_steps_longer() -> None:
+    assert calibrated(3.0, 2.0, 4.0, 1.0) == 6.0
+    assert calibrated(3.0, 4.0, 2.5, 1.0) == 2.0  # it gave twice as much for sending as that takes
+    assert calibrated(3.0, 4.0, 0.5, 1.0) == 1.0
 
 
 def test_what_does_not_keep_its_promise_is_left_and_nothing_is_tried_twice() -> None:
@@ -335,6 +364,31 @@ def test_a_saved_choice_that_takes_what_it_took_needs_no_probes() -> None:
     flight.fly(60, lambda name: 0.4 if name == PLAIN else 0.021)
     assert flight.chosen == [PLAIN, "terngrad"]
     assert flight.crew.num_probes == 0
+
+
+def test_how_often_was_measured_is_saved() -> None:
+    """Both were measured twice, and are close: nothing is left to do but to see that steps take what they took."""
+    auto = tg.Auto(candidates=("fp16",))
+    before = Flight(SLOW, auto)
+    before.fly(100, lambda name: 0.4 if name == PLAIN else 0.36)
+    assert not before.pilot.choosing
+    after = Flight(SLOW, auto)
+    after.pilot.load_state_dict(before.pilot.state_dict(), "fp16", 100)
+    after.fly(60, lambda name: 0.4 if name == PLAIN else 0.36)
+    assert after.chosen == [PLAIN, "fp16"]
+    assert not after.pilot.choosing
+
+
+def test_a_review_compares_with_disturbed_steps_as_well() -> None:
+    """One block was disturbed, the other not; to be between the two is no change."""
+    flight = Flight(SLOW, tg.Auto("lossless", candidates=("fp32",), review_every=20))
+    block = SETTLING + MOST
+    flight.fly(block + 1, lambda name: 0.40)
+    flight.fly(MOST, lambda name: 0.56)
+    flight.fly(60, lambda name: 0.53)  # more than 1.3 times 0.40
+    assert flight.crew.num_probes == 1
+    flight.fly(60, lambda name: 0.80)
+    assert flight.crew.num_probes == 2
 
 
 def test_estimates_of_another_cluster_are_not_believed() -> None:

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Mapping, Sequence
+from dataclasses import astuple
 from typing import Any, Protocol
 
 import torch
@@ -31,7 +32,6 @@ from terngrad.perf import (
     by_bucket,
     largest_bucket,
     plan_buckets,
-    undisturbed,
 )
 from terngrad.perf.choice import (
     ALL_REDUCE,
@@ -39,6 +39,7 @@ from terngrad.perf.choice import (
     PLAIN,
     WORTH_IT,
     Estimate,
+    calibrated,
     choose,
     choose_next,
     level_of,
@@ -111,7 +112,7 @@ class Pilot:
 
     @property
     def choosing(self) -> bool:
-        """Whether the choice has not been measured yet."""
+        """Whether something is still to be measured before the choice is final."""
         return not (self._settled or self.pinned)
 
     @property
@@ -125,7 +126,8 @@ class Pilot:
             return self._take(Decision(step, PLAIN, ALL_REDUCE, f"allow={self._auto.allow!r} leaves nothing else"))
         if self._auto.profile:
             self._estimates, self._compute_s = self._read_profile()
-            return self._take(self._decide(step, f"by {self._auto.profile}: ")[0])
+            name = choose(self._estimates, self._levels)
+            return self._take(self._decision(step, name, f"by {self._auto.profile}: "))
         return self._take(Decision(step, PLAIN, ALL_REDUCE, "to measure a step as it is"))
 
     def _read_profile(self) -> tuple[dict[str, Estimate], float]:
@@ -210,7 +212,6 @@ class Pilot:
             return None
         self._estimates = {self.choice: now}
         self._predict()
-        self._watch.clear()
         return self._choose(step, f"a step took {before}, now {now}; ")
 
     def _measured(self) -> Estimate:
@@ -219,7 +220,7 @@ class Pilot:
         if any(saw for _, saw in everyone):
             self._leave_out_compensating()
         slowest = max(seconds for seconds, _ in everyone)
-        return Estimate(slowest, self.decisions[-1].exchange, measured=1)
+        return Estimate(slowest, self.decisions[-1].exchange, measured=1, longest_s=slowest)
 
     def _leave_out_compensating(self) -> None:
         """Sparse gradients pass through, and their momentum cannot."""
@@ -273,21 +274,23 @@ class Pilot:
         cluster = Cluster(self._crew.world_size, link)
         known = {spec: (method, codecs[spec]) for spec, method in self._methods.items()}
 
-        def predict(profile: Profile) -> dict[str, Prediction]:
+        def predict(profile: Profile, exchanges: Sequence[str]) -> dict[str, Prediction]:
             plain = Prediction(profile, plan, AllReduce(), cluster, contention)
-            return {PLAIN: plain, **predict_methods(profile, plan, cluster, known, contention, self._exchanges)}
+            return {PLAIN: plain, **predict_methods(profile, plan, cluster, known, contention, exchanges)}
 
+        used = self.decisions[-1].exchange
+        in_use = [used] if used in self._exchanges else self._exchanges
         took = self._estimates[self.choice].seconds
-        profile = undisturbed(predict(profile)[self.choice], took)
-        found = predict(profile)
-        unknown = took / found[self.choice].step_s  # what the model does not know makes all steps longer, or shorter
-        predicted = {spec: Estimate(unknown * one.step_s, one.exchange) for spec, one in found.items()}
-        self._estimates = {**predicted, **self._estimates}
-        self._compute_s = profile.compute_s  # what is not known may be a matter of sending
+        profile = predict(profile, in_use)[self.choice].undisturbed(took)
+        found, model_s = predict(profile, self._exchanges), predict(profile, in_use)[self.choice].step_s
+        self._compute_s = profile.compute_s
+        for spec, one in found.items():
+            seconds = calibrated(one.step_s, model_s, took, profile.compute_s)
+            self._estimates.setdefault(spec, Estimate(seconds, one.exchange))
         self._tell(
             f"links carry {in_bits(link.bytes_per_s)} with a latency of {1e6 * link.latency_s:,.0f} us; "
             f"computing takes {1e3 * self._compute_s:,.1f} ms of a step; the model is off by "
-            f"{100 / unknown - 100:+.0f} %"
+            f"{100 * model_s / took - 100:+.0f} %"
         )
         if self._crew.rank == 0:
             self._advise(found, profile, plan, cluster, contention)
@@ -308,8 +311,8 @@ class Pilot:
         if joined.step_s < WORTH_IT * found[name].step_s:
             caps = ", ".join(f"{cap:.3g}" for cap in joined.caps_mb)
             self._tell(
-                f"with DistributedDataParallel(..., bucket_cap_mb_list=[{caps}]) {name} would take "
-                f"{1e3 * joined.step_s:,.1f} ms instead of {1e3 * found[name].step_s:,.1f}"
+                f"with DistributedDataParallel(..., bucket_cap_mb_list=[{caps}]) a step with {name} would be "
+                f"{100 - 100 * joined.step_s / found[name].step_s:.0f} % shorter"
             )
 
     def _choose(self, step: int, why: str) -> Decision | None:
@@ -324,13 +327,14 @@ class Pilot:
 
     def _decide(self, step: int, why: str) -> tuple[Decision, bool]:
         """And whether that is final. What the first rank says."""
-        current = self.choice if self.decisions else PLAIN
-        name, final = choose_next(self._estimates, self._levels, self._compute_s, current)
+        name, final = choose_next(self._estimates, self._levels, self._compute_s, self.choice)
+        first: tuple[Decision, bool] = self._crew.gather((self._decision(step, name, why), final))[0]
+        return first
+
+    def _decision(self, step: int, name: str, why: str) -> Decision:
         ordered = sorted(self._estimates, key=lambda other: self._estimates[other].seconds)
         reason = why + ", ".join(f"{other} {self._estimates[other]}" for other in ordered)
-        decision = Decision(step, name, self._estimates[name].exchange, reason, dict(self._estimates))
-        first: tuple[Decision, bool] = self._crew.gather((decision, final))[0]
-        return first
+        return Decision(step, name, self._estimates[name].exchange, reason, dict(self._estimates))
 
     def _take(self, decision: Decision) -> Decision:
         self.decisions.append(decision)
@@ -358,7 +362,7 @@ class Pilot:
             "pinned": self.pinned,
             "world_size": self._crew.world_size,
             "compute_s": self._compute_s,
-            "estimates": {name: (one.seconds, one.exchange, one.measured) for name, one in self._estimates.items()},
+            "estimates": {name: astuple(one) for name, one in self._estimates.items()},
         }
 
     def load_state_dict(self, state: Mapping[str, Any] | None, method: str, step: int) -> Decision:
@@ -380,5 +384,6 @@ class Pilot:
         return self._take(Decision(step, choice, exchange, SAVED, dict(self._estimates)))
 
 
-def _alike(one: Estimate, other: Estimate) -> bool:
-    return one.seconds < DRIFT * other.seconds and other.seconds < DRIFT * one.seconds
+def _alike(before: Estimate, now: Estimate) -> bool:
+    """Whether a step takes about what it took, quiet or disturbed."""
+    return before.seconds < DRIFT * now.seconds and now.seconds < DRIFT * max(before.seconds, before.longest_s)

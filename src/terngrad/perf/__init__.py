@@ -11,11 +11,11 @@ from terngrad.perf.buckets import BucketPlan, by_bucket, default_plan, largest_b
 from terngrad.perf.grouping import best_plan, capped_plan, finish, greedy_plan
 from terngrad.perf.network import Cluster, Link
 from terngrad.perf.profile import Gradient, Profile
-from terngrad.perf.step import AllReduce, Coded, Line, Prediction, Sending, Served, break_even, undisturbed
+from terngrad.perf.step import AllReduce, Coded, Line, Prediction, Sending, Served, break_even
 from terngrad.perf.timeline import Timeline, Work, simulate
 
 __all__ = [
     "AllReduce", "BucketPlan", "Cluster", "Coded", "Gradient", "Line", "Link", "ParameterInfo", "Prediction", "Profile",
     "Sending", "Served", "Timeline", "Work", "best_plan", "break_even", "by_bucket", "capped_plan", "default_plan",
-    "describe", "finish", "greedy_plan", "largest_bucket", "paper", "plan_buckets", "simulate", "undisturbed",
+    "describe", "finish", "greedy_plan", "largest_bucket", "paper", "plan_buckets", "simulate",
 ]  # fmt: skip

@@ -34,10 +34,19 @@ class Estimate:
     seconds: float
     exchange: str
     measured: int = 0  # how often; a prediction if never
+    longest_s: float = 0.0  # of these measurements
 
     def and_again(self, other: Estimate) -> Estimate:
         """Of two measurements the shorter: what disturbs a step makes it longer."""
-        return replace(other, seconds=min(self.seconds, other.seconds), measured=self.measured + other.measured)
+        return Estimate(
+            min(self.seconds, other.seconds),
+            other.exchange,
+            self.measured + other.measured,
+            max(self.longest_s, other.longest_s),
+        )
+
+    def times(self, factor: float) -> Estimate:
+        return replace(self, seconds=factor * self.seconds)
 
     def __str__(self) -> str:
         return f"{1e3 * self.seconds:,.1f} ms ({'measured' if self.measured else 'predicted'})"
@@ -63,7 +72,7 @@ def choose_next(
     """What to use, where some estimates are measured, and whether that is final or only to be measured.
 
     Predictions may be too long, so what would be best if they were is tried first. Then a few steps are a small sample,
-    so those that are close to the best are measured twice, the current one first. `compute_s` is a step's least.
+    so the best and those that are close to it are measured twice, the current one first. `compute_s` is a step's least.
     """
     hopes = {
         name: one if one.measured else replace(one, seconds=compute_s + HOPE * max(0.0, one.seconds - compute_s))
@@ -74,9 +83,19 @@ def choose_next(
         return best, False
     close = [name for name, one in estimates.items() if one.measured and one.seconds < CLOSE * estimates[best].seconds]
     once = [name for name in close if estimates[name].measured < TWICE]
-    if len(close) == 1 or not once:
+    if not once:
         return best, True
     return (current if current in once else min(once, key=lambda name: estimates[name].seconds)), False
+
+
+def calibrated(step_s: float, model_s: float, took_s: float, compute_s: float) -> float:
+    """What a predicted step is likely to take, if the model gave `model_s` for one that took `took_s`.
+
+    What the model does not know of makes all steps longer. If it gave too much, it is wrong about sending alone.
+    """
+    if took_s >= model_s:
+        return step_s * took_s / model_s
+    return compute_s + (step_s - compute_s) * max(0.0, took_s - compute_s) / (model_s - compute_s)
 
 
 def predict_methods(

@@ -15,10 +15,10 @@ from terngrad.exchange import EXCHANGES, LENGTH_BYTES, SMALL_BYTES
 from terngrad.methods import Coder, Method, ParameterInfo
 from terngrad.perf.grouping import check_plan
 from terngrad.perf.network import HERE, Cluster
-from terngrad.perf.profile import Profile
+from terngrad.perf.profile import Gradient, Profile
 from terngrad.perf.timeline import Timeline, Work, simulate
 
-LEAST_BACKWARD = 0.4  # of a backward pass beside sending: alone it takes no less, with two on a core
+LEAST_BACKWARD = 0.8  # of a backward pass that was slowed down all the time: alone it takes no less
 SMALL_SHARE = 0.02  # of a step: what is exposed below that bounds nothing
 
 
@@ -239,11 +239,34 @@ class Prediction:
         return self._timeline(self.sending, self.cluster)
 
     def _timeline(self, sending: Sending, cluster: Cluster) -> Timeline:
-        gradients = self.profile.gradients
+        return simulate(self._ready, self._works(sending, cluster), self.contention)
+
+    @property
+    def _groups(self) -> list[tuple[Gradient, ...]]:
+        """The gradients of each bucket."""
         ends = list(accumulate(self.plan, initial=0))
-        groups = [gradients[first:last] for first, last in pairwise(ends)]
-        works = [sending.work([gradient.parameter for gradient in group], cluster) for group in groups]
-        return simulate([group[-1].ready_s for group in groups], works, self.contention)
+        return [self.profile.gradients[first:last] for first, last in pairwise(ends)]
+
+    @property
+    def _ready(self) -> list[float]:
+        return [group[-1].ready_s for group in self._groups]
+
+    def _works(self, sending: Sending, cluster: Cluster) -> list[Work]:
+        return [sending.work([gradient.parameter for gradient in group], cluster) for group in self._groups]
+
+    def undisturbed(self, step_s: float) -> Profile:
+        """The profile of a step that took `step_s`, if this one's was watched while gradients were sent.
+
+        Sending slows backward down where both share cores, and the model would count that again. So backward is
+        shortened until the prediction is the step as it was, but by no more than contention explains.
+        """
+        works, ready = self._works(self.sending, self.cluster), self._ready
+        low, high = LEAST_BACKWARD / max(self.contention, 1.0), 1.0
+        for _ in range(30):
+            share = (low + high) / 2
+            timeline = simulate([share * moment for moment in ready], works, self.contention)
+            low, high = (low, share) if self._step_s(timeline) > step_s else (share, high)
+        return self.profile.with_backward(high)
 
     @property
     def exchange(self) -> str:
@@ -260,10 +283,8 @@ class Prediction:
     @property
     def bytes_sent(self) -> float:
         """By one worker."""
-        ends = list(accumulate(self.plan, initial=0))
-        groups = [self.profile.gradients[first:last] for first, last in pairwise(ends)]
         return sum(
-            self.sending.bytes_sent([gradient.parameter for gradient in group], self.cluster) for group in groups
+            self.sending.bytes_sent([gradient.parameter for gradient in group], self.cluster) for group in self._groups
         )
 
     @cached_property
@@ -285,20 +306,6 @@ class Prediction:
             "codec": self._timeline(self.sending.without_codec(), cluster),
         }
         return min(without, key=lambda part: self._step_s(without[part]))
-
-
-def undisturbed(watched: Prediction, step_s: float) -> Profile:
-    """The profile of a step that took `step_s`, from one that was watched while gradients were sent.
-
-    Sending slows backward down where both share cores, and the model would count that again. So backward is shortened
-    until the prediction for what was sent is the step as it was; but to no less than `LEAST_BACKWARD`.
-    """
-    low, high = LEAST_BACKWARD, 1.0
-    for _ in range(30):
-        middle = (low + high) / 2
-        long = replace(watched, profile=watched.profile.with_backward(middle)).step_s > step_s
-        low, high = (low, middle) if long else (middle, high)
-    return watched.profile.with_backward(high)
 
 
 def break_even(
