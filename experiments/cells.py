@@ -22,7 +22,7 @@ HOSTS = (2, 4)
 LINKS = ("100mbit", "1gbit", "10gbit", "none")
 NO_SYNC, PLAIN, AUTO = "no-sync", "ddp", "auto"
 SINGLE = (
-    PLAIN, "ddp-fp16", "fp16", "terngrad:codec=two-bit", "terngrad", "terngrad:codec=entropy", "sdagc:values=sign",
+    PLAIN, "ddp-fp16", "fp16", "terngrad:codec=two-bit", "terngrad", "terngrad:codec=entropy", "sdagc",
 )  # fmt: skip
 TURNS = {"100mbit": (1, 4)}  # of each method, and the timed steps of one
 USUAL_TURNS = (2, 4)

@@ -28,7 +28,7 @@ TOO_LARGE = {("vgg-a", 4): ("powersgd-1", "powersgd-4")}  # their states take fo
 
 # Sparse methods take the optimizer's momentum over, so they are compared where there is one, and over more steps:
 # residuals have to fill first.
-SPARSE = ("no-sync", "terngrad:codec=entropy", "sdagc:values=sign", "sdagc:threshold=5,values=sign")
+SPARSE = ("no-sync", "terngrad:codec=entropy", "sdagc", "sdagc:threshold=5")
 SPARSE_TURNS = (2, 12)
 
 

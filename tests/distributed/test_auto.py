@@ -66,8 +66,8 @@ def trained(
 
 @stage.scenario(2)
 def changing_its_mind(rank: int, world_size: int) -> Any:
-    candidates = ("terngrad", "fp16", "sdagc:values=sign")
-    with scripted("terngrad", "terngrad", "sdagc:values=sign", "fp16", "ddp"):  # TernGrad is measured again
+    candidates = ("terngrad", "fp16", "sdagc")
+    with scripted("terngrad", "terngrad", "sdagc", "fp16", "ddp"):  # TernGrad is measured again
         seen, handle, _ = trained(
             rank, tg.Auto("sparse", candidates=candidates), 20, momentum=0.9, verify_every=1, measure_every=0
         )
@@ -78,7 +78,7 @@ def changing_its_mind(rank: int, world_size: int) -> Any:
 def test_replicas_stay_equal_whatever_it_changes_to() -> None:
     found = stage.play(changing_its_mind, 2)
     decisions, parameters, stats, method = found[0]
-    assert [name for _, name, _ in decisions] == ["ddp", "terngrad", "sdagc:values=sign", "fp16", "ddp"]
+    assert [name for _, name, _ in decisions] == ["ddp", "terngrad", "sdagc", "fp16", "ddp"]
     assert decisions == found[1][0]
     assert parameters == found[1][1]
     assert stats["residual_bytes"] == 0  # what SDAGC held back has been sent
@@ -89,8 +89,8 @@ def test_replicas_stay_equal_whatever_it_changes_to() -> None:
 @stage.scenario(2)
 def from_sparse_to_plain(rank: int, world_size: int) -> Any:
     """One step by the lane, which sends what was held back, then DDP's own."""
-    with scripted("sdagc:values=sign", "ddp"):
-        auto = tg.Auto("sparse", candidates=("sdagc:values=sign",))
+    with scripted("sdagc", "ddp"):
+        auto = tg.Auto("sparse", candidates=("sdagc",))
         seen, handle, _ = trained(rank, auto, 10, momentum=0.9, verify_every=1, measure_every=0)
     return seen[-1].tolist(), [d.method for d in handle.decisions], handle.stats()["residual_bytes"]
 
@@ -98,7 +98,7 @@ def from_sparse_to_plain(rank: int, world_size: int) -> Any:
 def test_what_was_held_back_is_sent_before_plain_ddp_goes_on() -> None:
     first, second = stage.play(from_sparse_to_plain, 2)
     assert first == second
-    assert first[1:] == (["ddp", "sdagc:values=sign", "ddp"], 0)
+    assert first[1:] == (["ddp", "sdagc", "ddp"], 0)
 
 
 @stage.scenario(3)
@@ -152,8 +152,8 @@ def test_a_choice_can_be_pinned_and_read() -> None:
 
 @stage.scenario(2)
 def resuming(rank: int, world_size: int) -> Any:
-    with scripted("sdagc:values=sign"):
-        auto = tg.Auto("sparse", candidates=("sdagc:values=sign",))
+    with scripted("sdagc"):
+        auto = tg.Auto("sparse", candidates=("sdagc",))
         _, handle, _ = trained(rank, auto, 8, momentum=0.9, measure_every=0)
         saved = io.BytesIO()
         torch.save(handle.state_dict(), saved)
@@ -168,7 +168,7 @@ def resuming(rank: int, world_size: int) -> Any:
 
 def test_a_saved_choice_is_taken_up_again_with_what_was_held_back() -> None:
     for kept, names, reasons in stage.play(resuming, 2):
-        assert kept == {"method": ("sdagc:values=sign",) * 2, "step": (8, 8)}
+        assert kept == {"method": ("sdagc",) * 2, "step": (8, 8)}
         assert len(names) == 4  # of all parameters
         assert reasons[-1] == "as it was saved"
 

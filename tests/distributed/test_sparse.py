@@ -21,8 +21,8 @@ stage = Stage()
 
 STEPS = 8
 METHODS = (
+    "sdagc:threshold=2,values=bf16,compensation=masking",
     "sdagc:threshold=2",
-    "sdagc:threshold=2,values=sign,compensation=sam",
     "sdagc:threshold=2,compensation=none,values=fp32,dense_below=100",
     "dgc:density=0.05",
     "terngrad:codec=entropy,dense_below=100",
@@ -158,7 +158,7 @@ def test_virtual_workers_train_the_bits_of_real_ones(method: str) -> None:
 
 @stage.scenario(2)
 def momentum_moves(rank: int, world_size: int) -> dict[str, Any]:
-    run = Run("sdagc:threshold=2", rank, nesterov=True)
+    run = Run("sdagc:threshold=2,compensation=masking", rank, nesterov=True)
     (group,) = run.optimizer.param_groups
     moved = group["momentum"], group["nesterov"], group["weight_decay"]
     run.train(range(4))
@@ -187,7 +187,7 @@ def sent_whole(rank: int, world_size: int) -> dict[str, Any]:
     """Without anything held back, a sparse method is plain momentum SGD."""
     found = {}
     for nesterov in (False, True):
-        sparse = Run("sdagc:dense_below=1000000000", rank, nesterov=nesterov)
+        sparse = Run("sdagc:dense_below=1000000000,compensation=masking", rank, nesterov=nesterov)
         sparse.train(range(STEPS))
         plain = Run("fp32", rank, nesterov=nesterov)
         plain.train(range(STEPS))
@@ -206,7 +206,7 @@ def test_momentum_and_weight_decay_act_as_in_the_optimizer() -> None:
 def methods_change(rank: int, world_size: int) -> dict[str, Any]:
     run = Run("terngrad:error_feedback=true,dense_below=100", rank)
     run.train(range(3))
-    run.handle.set_method("sdagc:threshold=2")
+    run.handle.set_method("sdagc:threshold=2,compensation=masking")
     run.train(range(3, 6))
     held = run.handle.stats()["residual_bytes"]
     momentum = run.optimizer.param_groups[0]["momentum"]
@@ -230,7 +230,7 @@ def test_a_change_of_method_takes_momentum_and_residuals_along() -> None:
 @stage.scenario(2)
 def schedulers(rank: int, world_size: int) -> dict[str, Any]:
     """A scheduler of momentum writes to the optimizer's groups."""
-    run = Run("sdagc:threshold=2", rank)
+    run = Run("sdagc:threshold=2,compensation=masking", rank)
     scheduler = torch.optim.lr_scheduler.OneCycleLR(run.optimizer, max_lr=0.1, total_steps=20)
     run.train(range(1))
     for step in range(1, 5):
@@ -273,7 +273,7 @@ def test_a_resumed_run_ends_with_the_same_bits(method: str) -> None:
 
 @stage.scenario(2)
 def resized(rank: int, world_size: int) -> dict[str, Any]:
-    run = Run("sdagc:threshold=2", rank)
+    run = Run("sdagc:threshold=2,compensation=masking", rank)
     run.train(range(3))
     state = {**run.handle.state_dict(), "world_size": 7}
     refused = message_of(lambda: run.handle.load_state_dict(state))
@@ -302,7 +302,7 @@ def refused(rank: int, world_size: int) -> dict[str, str]:
         "adam": message_of(lambda: tg.attach(model, "sdagc", optimizer=adam)),
         "damped": message_of(lambda: tg.attach(model, "dgc", optimizer=damped)),
         "some": message_of(lambda: tg.attach(model, "sdagc", optimizer=some)),
-        "sam": message_of(lambda: tg.attach(model, "sdagc:compensation=sam", optimizer=nesterov)),
+        "sam": message_of(lambda: tg.attach(model, "sdagc", optimizer=nesterov)),
     }
 
 
@@ -323,7 +323,9 @@ def with_amp(rank: int, world_size: int) -> dict[str, Any]:
     model = DistributedDataParallel(Net())
     optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
     scaler = torch.amp.GradScaler("cpu", init_scale=8.0, growth_interval=2)
-    handle = tg.attach(model, "sdagc:threshold=2,values=fp32", optimizer=optimizer, grad_scaler=scaler)
+    handle = tg.attach(
+        model, "sdagc:threshold=2,values=fp32,compensation=masking", optimizer=optimizer, grad_scaler=scaler
+    )
     skipped = []
     for step in range(6):
         optimizer.zero_grad()

@@ -71,7 +71,7 @@ FIXED = {
 VARYING = {
     "entropy": inputs_of("terngrad:codec=entropy,dense_below=8", "all-gather", 2, size=1500, every=7),
     "entropy_sums_of_3": inputs_of("terngrad:codec=entropy,dense_below=8", "two-shot", 3, size=1500, every=7),
-    "sparse": inputs_of("sdagc:compensation=none,threshold=1.5,dense_below=8", "all-gather", 2),
+    "sparse": inputs_of("sdagc:compensation=none,values=bf16,threshold=1.5,dense_below=8", "all-gather", 2),
     "sparse_signs": inputs_of("sdagc:compensation=none,threshold=1.5,values=sign", "two-shot", 2),
     "sparse_whole": inputs_of("sdagc:compensation=none,threshold=0,values=fp16", "all-gather", 2),
 }

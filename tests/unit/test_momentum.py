@@ -95,7 +95,7 @@ def hand_over(workers: tg.VirtualWorkers, method: str) -> None:
 @pytest.mark.parametrize("nesterov", [False, True])
 @pytest.mark.parametrize("scale", [1.0, 1024.0])
 def test_a_hand_over_there_and_back_changes_nothing(scale: float, nesterov: bool) -> None:
-    method = "sdagc:threshold=3,values=fp32"
+    method = "sdagc:compensation=masking,threshold=3,values=fp32"
     _, optimizer, workers = trained(method, nesterov=nesterov)
     for coder in workers._coders:
         coder.rescale(scale)
@@ -109,16 +109,16 @@ def test_a_hand_over_there_and_back_changes_nothing(scale: float, nesterov: bool
 
 
 def test_a_parameter_that_becomes_dense_has_one_velocity_on_all_workers() -> None:
-    _, _, workers = trained("sdagc:threshold=3")
+    _, _, workers = trained("sdagc:compensation=masking,threshold=3")
     assert not torch.equal(workers._coders[0].velocities[0], workers._coders[1].velocities[0])
-    hand_over(workers, "sdagc:dense_below=1000")
+    hand_over(workers, "sdagc:compensation=masking,dense_below=1000")
     assert torch.equal(workers._coders[0].velocities[0], workers._coders[1].velocities[0])
 
 
 def test_what_was_held_back_of_a_parameter_that_becomes_dense_is_sent() -> None:
-    net, optimizer, workers = trained("sdagc:threshold=3")
+    net, optimizer, workers = trained("sdagc:compensation=masking,threshold=3")
     held = sum(coder.residuals[0] for coder in workers._coders) / 2 * (1 - 0.9)
-    hand_over(workers, "sdagc:dense_below=1000")
+    hand_over(workers, "sdagc:compensation=masking,dense_below=1000")
     velocity = workers._coders[0].velocities[0].clone()
     step(optimizer, workers, [torch.zeros(64)] * 2)
     assert net.weight.grad is not None
@@ -129,7 +129,7 @@ def test_what_was_held_back_of_a_parameter_that_becomes_dense_is_sent() -> None:
 @pytest.mark.parametrize("by_keyword", [False, True])
 def test_weight_decay_survives_a_closure(by_keyword: bool) -> None:
     weights = []
-    for method in ("fp32", "sdagc:dense_below=1000"):
+    for method in ("fp32", "sdagc:compensation=masking,dense_below=1000"):
         net, optimizer, workers = trained(method, steps=0, weight_decay=0.5)
 
         def closure(workers: tg.VirtualWorkers = workers) -> float:
@@ -144,7 +144,7 @@ def test_weight_decay_survives_a_closure(by_keyword: bool) -> None:
 
 
 def test_local_clipping_follows_the_scale_of_the_loss() -> None:
-    _, optimizer, workers = trained("sdagc:threshold=0,values=fp32,clip_norm=1000", steps=0)
+    _, optimizer, workers = trained("sdagc:compensation=masking,threshold=0,values=fp32,clip_norm=1000", steps=0)
     for coder in workers._coders:
         coder.rescale(65536.0)
     gradient = torch.full((64,), 65536.0)
@@ -163,7 +163,7 @@ def test_velocities_lie_in_memory_as_their_parameter_does() -> None:
     parameters = dict(net.named_parameters())
     buffer = torch.randn(4, 3, 2, 2).to(memory_format=torch.channels_last)
     optimizer.state[net.weight]["momentum_buffer"] = buffer.clone(memory_format=torch.preserve_format)
-    coder = Coder(tg.SDAGC(), describe(parameters), 0, 2, 0)
+    coder = Coder(tg.SDAGC(compensation="masking"), describe(parameters), 0, 2, 0)
     link = MomentumLink(optimizer, parameters, [coder], by_memory=True)
     link.follow(coder.method, lambda _: None)
     assert torch.equal(coder.velocities[0], buffer.permute(0, 2, 3, 1).flatten())

@@ -14,7 +14,7 @@ from terngrad.perf.saved import Saved
 
 NAME = "auto"
 LEAST_SEEN = 0.9  # of the parameters that are trained: a profile of fewer is of another model
-CANDIDATES = ("fp16", "terngrad:codec=two-bit", "terngrad", "terngrad:codec=entropy", "sdagc:values=sign")
+CANDIDATES = ("fp16", "terngrad:codec=two-bit", "terngrad", "terngrad:codec=entropy", "sdagc")
 
 
 @dataclass(frozen=True)
