@@ -16,6 +16,7 @@ import torch
 from rich.console import Console
 from torch import Tensor, nn
 
+import terngrad as tg
 from terngrad.errors import ConfigurationError
 from terngrad.lab import LabError
 from terngrad.recipes import RECIPES, Evaluation, Task
@@ -32,7 +33,7 @@ from terngrad.train import (
     without_lab_if_refused,
 )
 from terngrad.train.checkpoint import Checkpoints
-from terngrad.train.methods import connection_of
+from terngrad.train.methods import connection_of, with_local_clipping
 from terngrad.train.record import Progress, Recorder, summarize
 from terngrad.train.virtual import OneProcess
 from terngrad.train.wire import SocketBytes, SocketMeter
@@ -66,6 +67,18 @@ def test_settings_survive_json() -> None:
     config = TrainConfig.of("digits", "powersgd:rank=2", link="100mbit", lr=0.1)
     assert TrainConfig.from_json(json.loads(json.dumps(config.to_json()))) == config
     assert "another version" in message_of(lambda: TrainConfig.from_json({**config.to_json(), "colour": "red"}))
+
+
+def test_a_sparse_method_clips_workers_so_that_their_average_is_clipped() -> None:
+    """Four independent gradients of norm 0.5 have an average of norm 0.25: so much is each worker's share."""
+    config = TrainConfig.of("lstm-wikitext2", "sdagc", virtual_workers=4)
+    assert config.optimizer.clip_norm == 0.25
+    method = with_local_clipping(tg.from_spec("sdagc"), config.summed_clip_norm)
+    assert isinstance(method, tg.SDAGC)
+    assert method.clip_norm / 4**0.5 == 0.5
+    asked_for = tg.from_spec("sdagc:clip_norm=3")
+    assert with_local_clipping(asked_for, config.summed_clip_norm) == asked_for
+    assert with_local_clipping(tg.TernGrad(), config.summed_clip_norm) == tg.TernGrad()
 
 
 def test_recipes_for_speed_alone_are_neither_evaluated_nor_saved() -> None:

@@ -130,6 +130,11 @@ class TrainConfig:
         return self.virtual_workers or self.workers
 
     @property
+    def summed_clip_norm(self) -> float:
+        """`clip_norm` is of the average; this is of the sum of all workers' gradients."""
+        return self.optimizer.clip_norm * self.num_ranks
+
+    @property
     def num_processes(self) -> int:
         return 1 if self.virtual_workers else self.workers + self.servers
 

@@ -35,7 +35,7 @@ class Options:
     exchange: Any  # a name, or tg.ParameterServers
     seed: int
     measure_every: int
-    clip_norm: float  # of the gradient, as the recipe has it
+    clip_norm: float  # of the sum of all workers' gradients
 
 
 class Connection(ABC):
@@ -204,7 +204,10 @@ class Chosen(TerngradHandle):
 
 
 def with_local_clipping(method: tg.Method, clip_norm: float) -> tg.Method:
-    """A sparse method clips each worker's gradient before it is held back; clipping what arrives would lose it."""
+    """A sparse method clips each worker's gradient before it is held back; clipping what arrives would lose it.
+
+    `clip_norm` is of the sum of all workers' gradients.
+    """
     if isinstance(method, tg.Sparse) and clip_norm and not method.clip_norm:
         return dataclasses.replace(method, clip_norm=clip_norm)
     return method

@@ -36,7 +36,7 @@ class OneProcess(Workers):
         config = self._config
         self._average = tg.VirtualWorkers(
             self.module,
-            with_local_clipping(tg.from_spec(config.method), config.optimizer.clip_norm),
+            with_local_clipping(tg.from_spec(config.method), config.summed_clip_norm),
             num_workers=config.virtual_workers,
             exchange=config.exchange,
             optimizer=optimizer,

@@ -133,9 +133,7 @@ class DDPWorker(Workers):
         self.rank = dist.get_rank(group)
         self.num_processes = dist.get_world_size(group)
         self._connection = connection_of(config.method, config.uses_torch_methods)
-        self._options = Options(
-            servers or config.exchange, config.seed, config.measure_every, config.optimizer.clip_norm
-        )
+        self._options = Options(servers or config.exchange, config.seed, config.measure_every, config.summed_clip_norm)
         self._model = DistributedDataParallel(module, process_group=group, bucket_cap_mb=self._connection.bucket_cap_mb)
         self._waiting = dist.new_group(
             dist.get_process_group_ranks(group or dist.distributed_c10d._get_default_group()),
