@@ -15,14 +15,14 @@ TASKS = {
 }
 PARTS = {
     "as it is": "",
-    "no accumulation, no compensation": ",accumulation=no,compensation=none",
-    "no compensation": ",compensation=none",
-    "compensation by one buffer": ",compensation=sam",
-    "sigma of the gradient": ",sigma_of=gradient",
-    "with warm-up": ",warmup_steps=100",
-    "with local clipping": ",clip_norm=1",
-    "with revision": ",revision=0.5",
-    "values in bf16": ",values=bf16",
+    "no accumulation, no compensation": "accumulation=no,compensation=none",
+    "no compensation": "compensation=none",
+    "compensation by masking": "compensation=masking",
+    "sigma of the gradient": "sigma_of=gradient",
+    "with warm-up": "warmup_steps=100",
+    "with local clipping": "clip_norm=1",
+    "with revision": "revision=0.5",
+    "values in bf16": "values=bf16",
 }
 
 
@@ -35,7 +35,7 @@ def arms(options: argparse.Namespace) -> list[grid.Arm]:
         four = ("--virtual-workers", "4")
         found.append(grid.Arm(base, (*common, *four, "--method", "fp32")))
         for part, change in PARTS.items():
-            spec = grid.SDAGC.replace(",values=sign", change) if "values" in change else grid.SDAGC + change
+            spec = f"sdagc:{change}" if change else "sdagc"
             found.append(grid.Arm(f"{task}, {part}", (*common, *four, "--method", spec), base))
     return found
 
