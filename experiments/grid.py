@@ -241,7 +241,7 @@ def main(here: Path, description: str, arms: Callable[[argparse.Namespace], Sequ
     )
 
 
-SDAGC = "sdagc:threshold=2.5,values=sign,compensation=sam"
+SDAGC = "sdagc:threshold=2.5,values=sign,compensation=sam"  # the default, written out
 OTHERS = {"fp16": "fp16", "TernGrad": "terngrad:codec=entropy", "DGC": "dgc:density=0.001"}
 
 

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Mapping, Sequence
-from dataclasses import astuple
+from dataclasses import astuple, replace
 from typing import Any, Protocol
 
 import torch
@@ -281,8 +281,9 @@ class Pilot:
         used = self.decisions[-1].exchange
         in_use = [used] if used in self._exchanges else self._exchanges
         took = self._estimates[self.choice].seconds
-        profile = predict(profile, in_use)[self.choice].undisturbed(took)
-        found, model_s = predict(profile, self._exchanges), predict(profile, in_use)[self.choice].step_s
+        running = predict(profile, in_use)[self.choice]
+        profile = running.undisturbed(took)
+        found, model_s = predict(profile, self._exchanges), replace(running, profile=profile).step_s
         self._compute_s = profile.compute_s
         for spec, one in found.items():
             seconds = calibrated(one.step_s, model_s, took, profile.compute_s)

@@ -3,10 +3,11 @@
 DGC is Lin et al., ICLR 2018. Of SDAGC (Chen, Yan, Ren, Wu; CCGRID 2020) only the abstract is public; what it leaves
 open is a reconstruction, named as such in docs/sparse.md with the reason for each choice.
 
-Per worker and parameter there are a velocity u and a residual v, with the momentum m that the optimizer had:
+Per worker and parameter there is a residual v, with the momentum m that the optimizer had; masking has a velocity u, too:
 
-    u <- m u + g,  v <- v + u          (Nesterov: u <- m (u + g),  v <- v + u + g)
-    what is sent: v where |v| is above the threshold; there v loses what was sent, and u is cleared
+    sam       v <- v + g;  where |v| is above the threshold it is sent, and m v of it stays
+    masking   u <- m u + g,  v <- v + u          (Nesterov: u <- m (u + g),  v <- v + u + g)
+              where |v| is above the threshold it is sent; there v loses what was sent, and u is cleared
 
 All workers apply the mean of what was sent, and the optimizer itself keeps no momentum.
 """
@@ -120,7 +121,7 @@ class SDAGC(Sparse):
     """Sends what lies beyond `threshold` standard deviations of its layer's residual."""
 
     values: str = "sign"  # more than twice as many of them as with bf16, for the same bytes
-    compensation: str = SAM  # with masking it learned far slower, byte for byte (experiments/sdagc-ablation)
+    compensation: str = SAM  # with masking it learned far slower, byte for byte (experiments/sdagc-cifar10)
     threshold: float = 2.5  # in standard deviations: higher means fewer bytes and later arrival
     warmup_threshold: float = 2.0  # of the first step
     warmup_steps: int = 0  # over so many steps the threshold rises to its final value

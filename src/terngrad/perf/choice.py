@@ -45,9 +45,6 @@ class Estimate:
             max(self.longest_s, other.longest_s),
         )
 
-    def times(self, factor: float) -> Estimate:
-        return replace(self, seconds=factor * self.seconds)
-
     def __str__(self) -> str:
         return f"{1e3 * self.seconds:,.1f} ms ({'measured' if self.measured else 'predicted'})"
 
