@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import random
+import subprocess
+import sys
 import threading
 import time
 
@@ -186,3 +188,39 @@ def test_an_unused_lane_has_no_thread() -> None:
     lane = Lane()
     assert threading.active_count() == before
     lane.close()
+
+
+# Native code gives the interpreter's lock away and takes it back, which while the interpreter ends aborts the process.
+_ENDS_AT_ONCE = """
+import sys, threading, time
+import torch
+from terngrad.ddp import lane as lanes
+
+class Task:
+    def send(self):
+        begun.set()
+        rounds = range(20_000) if sys.argv[1] == "busy" else []
+        for _ in rounds:
+            torch.ones(64).sort()
+        if sys.argv[1] == "stuck":
+            time.sleep(600)
+        print("sent", flush=True)
+
+    def forward(self): pass
+    def finish(self): pass
+    def complete(self, error): pass
+
+lanes.REST_S = 60.0 if sys.argv[1] == "busy" else 0.1
+begun = threading.Event()
+lane = lanes.Lane()
+lane.submit(Task())
+begun.wait()
+"""
+
+
+@pytest.mark.parametrize(("what", "printed"), [("busy", "sent\n"), ("stuck", "")])
+def test_the_end_of_the_process_waits_for_work_under_way_but_not_for_ever(what: str, printed: str) -> None:
+    ended = subprocess.run(
+        [sys.executable, "-c", _ENDS_AT_ONCE, what], capture_output=True, text=True, timeout=120, check=False
+    )
+    assert (ended.returncode, ended.stdout) == (0, printed), ended.stderr

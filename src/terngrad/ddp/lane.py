@@ -11,12 +11,17 @@ once if no bucket is waiting. Backward runs on in its own thread all the while.
 
 from __future__ import annotations
 
+import atexit
 import queue
 import threading
+import time
+import weakref
 from collections.abc import Callable
 from typing import Protocol, TypeVar
 
 T = TypeVar("T")
+
+REST_S = 2.0  # how long the end of the process waits for lanes, all of them together
 
 
 class Task(Protocol):
@@ -52,6 +57,7 @@ class Lane:
         self.error: BaseException | None = None
         self._queue: queue.SimpleQueue[Task | _Call | None] = queue.SimpleQueue()
         self._thread: threading.Thread | None = None
+        _lanes.add(self)
 
     def submit(self, task: Task) -> None:
         self._start()
@@ -78,9 +84,15 @@ class Lane:
             self._thread.join()
             self._thread = None
 
+    def rest(self, timeout_s: float) -> None:
+        """As `close`, but waits no longer than this: a peer may never answer."""
+        if self._thread is not None:
+            self._queue.put(None)
+            self._thread.join(timeout_s)
+
     def _start(self) -> None:
         if self._thread is None:
-            # A daemon: a process that is about to die of an error must not wait for its peers here.
+            # A daemon: a process that is about to die of an error must not wait for its peers for long.
             self._thread = threading.Thread(target=self._loop, name="terngrad-lane", daemon=True)
             self._thread.start()
 
@@ -127,3 +139,16 @@ class Lane:
             task.complete(error)
         except BaseException as failure:  # as above
             self.error = self.error or failure
+
+
+_lanes: weakref.WeakSet[Lane] = weakref.WeakSet()
+
+
+@atexit.register
+def _rest_all() -> None:
+    """A thread that comes back from native code while the interpreter is being taken down aborts the process: so lanes
+    that have something left to do, were it only to return from the last bucket, do it first.
+    """
+    end = time.monotonic() + REST_S
+    for lane in list(_lanes):
+        lane.rest(max(0.0, end - time.monotonic()))

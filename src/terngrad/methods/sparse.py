@@ -3,7 +3,7 @@
 DGC is Lin et al., ICLR 2018. Of SDAGC (Chen, Yan, Ren, Wu; CCGRID 2020) only the abstract is public; what it leaves
 open is a reconstruction, named as such in docs/sparse.md with the reason for each choice.
 
-Per worker and parameter there is a residual v, with the momentum m that the optimizer had; masking has a velocity u too:
+Per worker and parameter there is a residual v, and the momentum m the optimizer had; masking has a velocity u as well:
 
     sam       v <- v + g;  where |v| is above the threshold it is sent, and m v of it stays
     masking   u <- m u + g,  v <- v + u          (Nesterov: u <- m (u + g),  v <- v + u + g)
