@@ -48,8 +48,8 @@ def _git(*command: str) -> str:
 
 
 def _source() -> dict[str, str]:
-    """The commit, and what differs from it: tracked files and new ones, except for the results written here."""
-    changes = _git("status", "--porcelain", "--", ":/", ":(exclude)results")
+    """The commit, and what differs from it: tracked files and new ones, except for results."""
+    changes = _git("status", "--porcelain", "--", ":/", ":(exclude,top,glob)**/results/**")
     return {"commit": _git("rev-parse", "HEAD"), "changes": changes}
 
 
@@ -112,7 +112,7 @@ def ratios(numerators: Sequence[float], denominators: Sequence[float]) -> dict[s
 
 def provenance(args: argparse.Namespace) -> dict[str, Any]:
     """Everything needed to say which program ran where, and to run it again."""
-    arguments = {name: value for name, value in vars(args).items() if name != "json"}
+    arguments = {name: value for name, value in vars(args).items() if name not in ("json", "data")}  # local paths
     return {
         "commit": _START_SOURCE["commit"],
         "modified": bool(_START_SOURCE["changes"]),
