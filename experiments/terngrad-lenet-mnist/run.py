@@ -25,6 +25,9 @@ def arms(options: argparse.Namespace) -> list[grid.Arm]:
         for count in WORKERS:
             own = (*common, "--method", "terngrad", "--virtual-workers", str(count))
             found.append(grid.Arm(f"{optimizer}, {count} workers", own, base))
+        if optimizer == "vanilla":
+            own = (*common, "--method", "terngrad:clip=0", "--virtual-workers", "32")
+            found.append(grid.Arm(f"{optimizer}, 32 workers, not clipped", own, base))
     return found
 
 
