@@ -27,6 +27,7 @@ from pathlib import Path
 from typing import Any
 
 import measure
+import predictions
 from hook_worker import DDP, DDP_FP16, NO_SYNC, POWERSGD, Job
 from nets import NETS, PERCEPTRON
 
@@ -168,7 +169,6 @@ def summarize(ranks: list[dict[str, Any]], method: str, linked: bool) -> dict[st
         "bits_per_parameter": 8 * wire["socket_sent"] / ranks[0]["num_parameters"],
         "stats_to_socket": stats["bytes_sent"] / wire["socket_sent"] if stats and wire["socket_sent"] else None,
         "phases_s": {key: value for key, value in stats.items() if key.endswith("_s")},
-        "predicted_s": ranks[0]["predicted_s"].get(method),
         "chosen": ranks[0]["methods"][method]["chosen"],
     }
 
@@ -199,11 +199,19 @@ def bench_steps(args: argparse.Namespace) -> dict[str, Any]:
         runs = [run(args, lab) for _ in range(args.runs)]
     speedups = {name: by_run(runs, name) for name in args.methods}
     ranks = pooled(runs)
+    probed = ranks[0]["probed"]
+    predicted = predictions.predict(probed, args.hosts) if probed else {}
     methods = {
-        name: {**summarize(ranks, name, lab is not None), "speedup_by_run": speedups[name]} for name in args.methods
+        name: {
+            **summarize(ranks, name, lab is not None),
+            "speedup_by_run": speedups[name],
+            "predicted_s": predicted.get(name),
+        }
+        for name in args.methods
     }
     pairs = len(slowest(ranks, args.methods[0]))
     result = {"link": link, "num_parameters": ranks[0]["num_parameters"], "pairs": pairs, "methods": methods}
+    result |= {"probed": probed} if probed else {}
     print_steps(args, result)
     if args.predict:
         print_predictions(methods)

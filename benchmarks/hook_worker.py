@@ -32,7 +32,7 @@ from torch.nn.parallel import DistributedDataParallel
 import terngrad
 from terngrad import perf
 from terngrad.exchange import Channel
-from terngrad.perf import Cluster, diagnosis, probes
+from terngrad.perf import probes
 
 NO_SYNC, DDP, DDP_FP16, POWERSGD, AUTO = "no-sync", "ddp", "ddp-fp16", "powersgd-", "auto"
 DDP_NAMES = (NO_SYNC, DDP, DDP_FP16)
@@ -180,29 +180,28 @@ def run_steps(job: Job) -> dict[str, Any]:
     module, loss = make_net(job)
     methods = {name: Method(name) for name in job.methods}
     records = {name: Record() for name in job.methods}
-    predicted: dict[str, float] = {}
+    probed: dict[str, Any] = {}
     for number in range(job.rounds):
         if job.predict and number == job.rounds // 2:
-            predicted = predict(job, module, loss)
+            probed = probe(job, module, loss)
         for name in random.Random(f"{job.seed} {number}").sample(job.methods, len(job.methods)):
             take_turn(methods[name], module, loss, records[name], job)
             gc.collect()  # DDP refers to itself, and takes its hooks off the parameters only when it is gone
     return {
         "num_parameters": sum(p.numel() for p in module.parameters()),
         "methods": {name: asdict(record) for name, record in records.items()},
-        "predicted_s": predicted,
+        "probed": probed,
     }
 
 
-def predict(job: Job, module: nn.Module, loss: Loss) -> dict[str, float]:
-    """Seconds of a step by the performance model, from probes of now: the slowest rank's, and all links at once."""
+def probe(job: Job, module: nn.Module, loss: Loss) -> dict[str, Any]:
+    """What the performance model needs, measured now: the slowest rank's, and all links at once."""
     channel = Channel(dist.distributed_c10d._get_default_group())
     link = probes.measure_link(channel, torch.device("cpu")) if job.world_size > 1 else perf.Link(0.0, 1e12)
     optimizer = torch.optim.SGD(module.parameters(), lr=1e-4, momentum=job.momentum)
     dist.barrier()
     profile = probes.measure_profile(module, lambda: loss(module), optimizer, repeats=3)
-    specs = [name for name in job.methods if name in DDP_NAMES or _is_predicted(name)]
-    own = {spec: terngrad.from_spec(spec) for spec in specs if spec not in DDP_NAMES}
+    own = {spec: terngrad.from_spec(spec) for spec in job.methods if spec not in DDP_NAMES and _is_predicted(spec)}
     largest, sample = perf.largest_bucket(profile, perf.default_plan(profile)), probes.sample_of(module)
     dist.barrier()  # hosts that share cores compute at the same time
     codecs = {spec: probes.measure_codec(method, sample, largest) for spec, method in own.items()}
@@ -211,18 +210,17 @@ def predict(job: Job, module: nn.Module, loss: Loss) -> dict[str, float]:
     module.zero_grad()
     everyone: list[Any] = [None] * job.world_size
     dist.all_gather_object(everyone, (profile, codecs, speeds))
-    slowest = max((found[0] for found in everyone), key=lambda found: found.compute_s)
-    if not job.bucket_view:
-        slowest = diagnosis.in_ddp(slowest, [found[2] for found in everyone])
-    cores = len(os.sched_getaffinity(0)) / (1 if job.pin else job.world_size)
     codecs = max(
         (found[1] for found in everyone), key=lambda found: sum(one.seconds(1 << 20) for one in found.values())
     )
-    known = {spec: (own[spec], codecs[spec]) for spec in own}
-    cluster, contention = Cluster(job.world_size, link), diagnosis.contention_with(cores)
-    found = diagnosis.predict_all(slowest, cluster, known, contention)
-    alone = max(found[0].compute_s for found in everyone)
-    return {NO_SYNC: alone, **{name: found[name].step_s for name in specs if name in found}}
+    return {
+        "link": asdict(link),
+        "profile": max((found[0] for found in everyone), key=lambda found: found.compute_s).describe(),
+        "speeds": [asdict(found[2]) for found in everyone],
+        "codecs": {spec: asdict(codec) for spec, codec in codecs.items()},
+        "cores": len(os.sched_getaffinity(0)) / (1 if job.pin else job.world_size),
+        "bucket_view": job.bucket_view,
+    }
 
 
 def _is_predicted(name: str) -> bool:

@@ -14,11 +14,14 @@ from typing import Any
 
 import pytest
 import torch
+import torch.distributed as dist
 
 from distributed.harness import run_ranks, values
 from distributed.lab_traces import wait_until
+from terngrad.exchange import Channel
 from terngrad.lab import Lab
-from terngrad.perf.probes import Wire, measure_wires, pairs_of
+from terngrad.perf import Link
+from terngrad.perf.probes import Wire, measure_link, measure_wires, pairs_of
 
 pytestmark = pytest.mark.distributed
 
@@ -111,6 +114,19 @@ def test_every_rank_gets_the_same_wires_however_fast_they_are(world_size: int, s
         way for pair in pairs_of(world_size) for way in (pair, pair[::-1])
     }
     assert all(wire.bytes_per_s > 0 and wire.latency_s > 0 for wire in found[0])
+
+
+def link_of_all(rank: int, world_size: int) -> Link:
+    return measure_link(Channel(dist.distributed_c10d._get_default_group()), torch.device("cpu"), seconds=0.01)
+
+
+def test_every_rank_gets_the_same_link() -> None:
+    found = values(run_ranks(3, link_of_all))
+    assert all(link == found[0] for link in found)
+    assert found[0].latency_s > 0
+    assert found[0].hop > 0
+    assert found[0].busy_s >= 0
+    assert found[0].cpu_s > 0
 
 
 def test_ranks_on_one_machine_are_examined_without_a_lab() -> None:

@@ -85,6 +85,14 @@ def test_handing_bytes_to_the_network_takes_the_processor_while_they_are_on_the_
     close(beside, backward_s=3.5, end_s=3.6)
 
 
+def test_what_is_posted_while_backward_runs_is_delayed_but_not_beyond_its_end() -> None:
+    work = Work(encode_s=0.0, send_s=0.1, decode_s=0.0, delay_s=0.5)
+    close(simulate([1.0], [work]), end_s=1.1)
+    close(simulate([1.0, 3.0], [work, work]), end_s=3.1, exchange_s=0.1 + 0.5 + 0.1)
+    late = Work(encode_s=0.0, send_s=0.1, decode_s=0.0, round_s=0.1, delay_s=5.0)
+    close(simulate([1.0, 3.0], [late, work]), end_s=3.0 + 0.1 + 0.1 + 0.1)  # the first round holds all others up
+
+
 def test_nothing_to_send_takes_no_time() -> None:
     close(simulate([], []), backward_s=0.0, end_s=0.0)
 
@@ -113,6 +121,17 @@ def test_latency_counts_once_for_a_round_and_often_for_a_ring() -> None:
     cluster = Cluster(4, Link(0.01, 1e12))
     assert cluster.to_all(1) == pytest.approx(0.01)
     assert cluster.all_reduce(4) == pytest.approx(6 * 0.01)
+    other = Cluster(4, Link(0.01, 1e12, hop_s=0.002))
+    assert other.to_all(1) == pytest.approx(0.01)
+    assert other.all_reduce(4) == pytest.approx(6 * 0.002)
+    assert other.around(1) == pytest.approx(3 * 0.002)
+
+
+def test_busy_processors_delay_every_round_and_an_all_reduce_twice() -> None:
+    parameters = [gradient.parameter for gradient in profile_of(1.0).gradients]
+    cluster = Cluster(2, Link(0.0, 1e9, busy_s=0.5))
+    assert AllReduce().work(parameters, cluster).delay_s == 1.0
+    assert Coded(from_spec("terngrad")).work(parameters, cluster).delay_s == 0.5
 
 
 def test_one_worker_sends_nothing() -> None:
@@ -128,7 +147,7 @@ def test_servers_are_bound_by_their_own_links() -> None:
 
 @pytest.mark.parametrize(("latency", "rate"), [(-1.0, 1.0), (0.0, 0.0), (float("nan"), 1.0)])
 def test_a_link_that_cannot_be_is_refused(latency: float, rate: float) -> None:
-    with pytest.raises(ConfigurationError, match="latency must be >= 0, rate above 0"):
+    with pytest.raises(ConfigurationError, match="must be >= 0, its rate above 0"):
         Link(latency, rate)
 
 

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import IntEnum
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -119,19 +118,31 @@ def scaler_index(run: Run, block: int) -> slice:
     return slice(run.unit + run.offset // block, run.unit + (run.offset + max(run.length, 1) - 1) // block + 1)
 
 
+# The finaliser of splitmix64 and its increment (Steele, Lea, Flood 2014).
 _MASK = (1 << 64) - 1
+_GOLDEN = 0x9E3779B97F4A7C15
+_FACTORS = (0xBF58476D1CE4E5B9, 0x94D049BB133111EB)
 
 
-def _mix(x: Any) -> Any:
-    """The finaliser of splitmix64 (Steele, Lea, Flood 2014), on an int or a uint64 array."""
-    x = (x ^ (x >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
-    x = (x ^ (x >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
-    return x ^ (x >> np.uint64(31))
+def _mix(x: int) -> int:
+    """Of one number."""
+    x = (x ^ x >> 30) * _FACTORS[0] & _MASK
+    x = (x ^ x >> 27) * _FACTORS[1] & _MASK
+    return x ^ x >> 31
+
+
+def _mix_all(x: npt.NDArray[np.uint64]) -> npt.NDArray[np.uint64]:
+    """Of many at once."""
+    x = (x ^ (x >> np.uint64(30))) * np.uint64(_FACTORS[0])
+    x = (x ^ (x >> np.uint64(27))) * np.uint64(_FACTORS[1])
+    x ^= x >> np.uint64(31)
+    return x
 
 
 def draw_keys(seed: int, step: int, rank: int, parameters: npt.NDArray[np.uint64]) -> Uint32Array:
     """The 64-bit key of each parameter's draws in this step on this rank, as two columns of 32 bits."""
-    state = np.zeros(len(parameters), dtype=np.uint64)
-    for word in (np.uint64(seed & _MASK), np.uint64(step), np.uint64(rank), parameters):
-        state = _mix((state ^ word) + np.uint64(0x9E3779B97F4A7C15))
-    return np.stack([state & np.uint64(0xFFFFFFFF), state >> np.uint64(32)], axis=1).astype(np.uint32)
+    shared = 0
+    for word in (seed, step, rank):
+        shared = _mix(((shared ^ word & _MASK) + _GOLDEN) & _MASK)
+    keys = _mix_all((np.uint64(shared) ^ parameters) + np.uint64(_GOLDEN))
+    return np.stack([keys & np.uint64(0xFFFFFFFF), keys >> np.uint64(32)], axis=1).astype(np.uint32)

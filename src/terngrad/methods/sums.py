@@ -69,6 +69,11 @@ def mean_into(target: Tensor, parts: Sequence[Tensor]) -> None:
 
 def write_dense_mean(buffer: Tensor, spans: Sequence[DenseSpan], parts: Sequence[Tensor]) -> None:
     """Writes the mean of all workers' dense values to the bucket."""
+    if len(spans) > 1 and parts[0].numel() <= _PIECE:  # many small ones: all means at once
+        means = torch.empty_like(parts[0])
+        mean_into(means, parts)
+        write_dense(buffer, spans, means)
+        return
     for span in spans:
         where = slice(span.target, span.target + span.numel)
         mean_into(buffer[span.source : span.source + span.numel], [part[where] for part in parts])

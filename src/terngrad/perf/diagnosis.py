@@ -150,8 +150,9 @@ def cluster_of(places: Sequence[Place], wires: Sequence[Wire], link: Link | None
     (each,) = devices
     if link is not None and (each == 1 or not far):
         return Cluster(len(places), link)
-    cpu_s = link.cpu_s if link is not None else 0.0
-    between = replace(link_of(far or near), cpu_s=cpu_s)
+    between = link_of(far or near)
+    if link is not None:
+        between = replace(between, cpu_s=link.cpu_s, busy_s=link.busy_s)
     return Cluster(len(places) // each, between, each, link_of(near))
 
 

@@ -20,12 +20,23 @@ class Link:
     latency_s: float
     bytes_per_s: float
     cpu_s: float = 0.0  # for a byte that is sent and one that is received: copies, checksums
+    hop_s: float | None = None  # the latency of a step of a ring, where that is another one
+    busy_s: float = 0.0  # how much longer a round takes while the processors at its ends compute
 
     def __post_init__(self) -> None:
-        if not (self.latency_s >= 0 and self.bytes_per_s > 0 and self.cpu_s >= 0):
-            raise ConfigurationError(
-                f"Link(latency_s={self.latency_s}, bytes_per_s={self.bytes_per_s}): latency must be >= 0, rate above 0"
-            )
+        times = (self.latency_s, self.cpu_s, self.hop, self.busy_s)
+        if not (self.bytes_per_s > 0 and all(time >= 0 for time in times)):
+            raise ConfigurationError(f"{self}: its latency and other times must be >= 0, its rate above 0")
+
+    @property
+    def hop(self) -> float:
+        """The latency of a step of a ring."""
+        return self.latency_s if self.hop_s is None else self.hop_s
+
+    @property
+    def immediate(self) -> Link:
+        """The same without latency."""
+        return Link(0.0, self.bytes_per_s, self.cpu_s)
 
     @classmethod
     def of(cls, bits_per_s: float, latency_s: float = 1e-4) -> Link:
@@ -61,6 +72,12 @@ class Cluster:
         near = self.within.latency_s + staying / self.within.bytes_per_s if staying else 0.0
         return max(away, near)
 
+    def _hop(self, num_bytes: float) -> float:
+        """One step of a ring over all ranks, those of a node next to each other."""
+        away = self.between.hop + num_bytes / self.between.bytes_per_s if num_bytes and self.num_nodes > 1 else 0.0
+        near = self.within.hop + num_bytes / self.within.bytes_per_s if num_bytes and self.devices > 1 else 0.0
+        return max(away, near)
+
     def to_all(self, num_bytes: float) -> float:
         """A round in which every rank sends every other one a message of so many bytes."""
         others_away = self.num_workers - self.devices
@@ -68,18 +85,11 @@ class Cluster:
 
     def around(self, num_bytes: float) -> float:
         """A ring over all ranks, in which everyone's message of so many bytes comes to everyone: N - 1 steps."""
-        count = self.num_workers
-        leaving = num_bytes if self.num_nodes > 1 else 0.0
-        return (count - 1) * self._round(leaving, num_bytes if self.devices > 1 else 0.0)
+        return (self.num_workers - 1) * self._hop(num_bytes)
 
     def all_reduce(self, num_bytes: float) -> float:
-        """A ring over all ranks, those of a node next to each other: 2 (N - 1) steps of an N-th each."""
-        count = self.num_workers
-        if count == 1:
-            return 0.0
-        part = num_bytes / count
-        leaving = part if self.num_nodes > 1 else 0.0
-        return 2 * (count - 1) * self._round(leaving, part if self.devices > 1 else 0.0)
+        """A ring over all ranks: 2 (N - 1) steps of an N-th each."""
+        return 2 * (self.num_workers - 1) * self._hop(num_bytes / self.num_workers)
 
     def all_reduce_by_nodes(self, num_bytes: float, *, tree: bool = False) -> float:
         """In every node first, then between the nodes, then back to all devices of the node.
@@ -91,7 +101,7 @@ class Cluster:
         if not tree:
             return inside + Cluster(self.num_nodes, self.between).all_reduce(num_bytes)
         crossings = {1: 0, 2: 1}.get(self.num_nodes, 2)
-        latency = 2 * (self.num_nodes - 1) * self.between.latency_s
+        latency = 2 * (self.num_nodes - 1) * self.between.hop
         return inside + latency + crossings * num_bytes / self.between.bytes_per_s
 
     def through_servers(self, pushed: float, pulled: float, num_servers: int) -> float:

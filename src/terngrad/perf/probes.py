@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import statistics
+import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import combinations
 from typing import Any
@@ -14,7 +16,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from terngrad.codecs import Segment
-from terngrad.exchange import Channel
+from terngrad.exchange import Channel, Pending
 from terngrad.methods import Coder, Method, ParameterInfo, describe, open_bucket
 from terngrad.perf.network import Link
 from terngrad.perf.profile import Gradient, Profile
@@ -24,6 +26,7 @@ FIRST_BYTES, MOST_BYTES = 1 << 18, 1 << 28  # of the messages that a wire is mea
 LEAST_PROBED, MOST_PROBED = 1 << 14, 1 << 22  # elements that codecs are measured with,
 NUM_PROBED = 2  # and ranks
 ROUND_BYTES = 1 << 26  # of all messages that a rank receives in a round, at most
+FEWEST_ROUNDS, MOST_ROUNDS = 10, 40  # that a latency is the mean of
 
 Clock = Callable[[], float]
 
@@ -261,18 +264,16 @@ def _next_size(size: int, wanted: float) -> int:
 def measure_link(channel: Channel, device: torch.device, seconds: float = 0.1) -> Link:
     """Of rounds in which every rank sends to every other one, by the slowest of them; on all ranks, which get the same.
 
-    In about ten times as many seconds.
+    In about twenty times as many seconds.
     """
     others = channel.world_size - 1
     most = ROUND_BYTES // channel.world_size
 
-    def slowest_round(num_bytes: int) -> tuple[float, float]:
+    def slowest(post: Callable[[], Pending]) -> tuple[float, float]:
         """Seconds, by the clock and of the processor."""
-        received = torch.zeros(channel.world_size, num_bytes, dtype=torch.uint8, device=device)
-        messages = torch.zeros_like(received[:1]).expand_as(received)
         finish_work(device)
         start, worked = time.perf_counter(), time.process_time()
-        channel.all_to_all(received, messages).wait()
+        post().wait()
         finish_work(device)
         took = torch.zeros(channel.world_size, 2, dtype=torch.float64)
         took[channel.rank, 0] = time.perf_counter() - start
@@ -282,16 +283,54 @@ def measure_link(channel: Channel, device: torch.device, seconds: float = 0.1) -
         found = everyone.cpu().max(dim=0).values
         return float(found[0]), float(found[1])
 
-    slowest_round(FIRST_BYTES)  # connections are made
-    latency = statistics.median(slowest_round(1)[0] for _ in range(9))
+    def to_all(num_bytes: int) -> Callable[[], Pending]:
+        received = torch.zeros(channel.world_size, num_bytes, dtype=torch.uint8, device=device)
+        messages = torch.zeros_like(received[:1]).expand_as(received)
+        return lambda: channel.all_to_all(received, messages)
+
+    def usual(post: Callable[[], Pending]) -> float:
+        """A mean, since a step has many rounds, but without the tenths at both ends; all ranks stop at the same one."""
+        found: list[float] = []
+        while len(found) < FEWEST_ROUNDS or (len(found) < MOST_ROUNDS and sum(found) < 2 * seconds):
+            found.append(slowest(post)[0])
+        tenth = len(found) // 10
+        return statistics.fmean(sorted(found)[tenth : len(found) - tenth])
+
+    small = torch.zeros(channel.world_size, 1, dtype=torch.uint8, device=device)
+    kinds = (to_all(1), lambda: channel.all_gather(small))
+    slowest(to_all(FIRST_BYTES))  # connections are made
+    latency, around = (usual(post) for post in kinds)
+    busy = 0.0
+    if device.type == "cpu":  # else backward is not on the processors
+        with computing():
+            busy = max(0.0, statistics.fmean(usual(post) for post in kinds) - (latency + around) / 2)
     size = FIRST_BYTES
     while True:
-        rounds = [slowest_round(size) for _ in range(3)]
+        rounds = [slowest(to_all(size)) for _ in range(3)]
         took = max(statistics.median(clock for clock, _ in rounds) - latency, 1e-9)
         if took > seconds / 2 or size >= most:
             worked = statistics.median(cpu for _, cpu in rounds)
-            return Link(latency, others * size / took, worked / (others * size))
+            return Link(latency, others * size / took, worked / (others * size), around / others, busy)
         size = min(most, _next_size(size, seconds / took))
+
+
+@contextmanager
+def computing() -> Iterator[None]:
+    """Has another thread compute all the while, as backward does."""
+    ended = threading.Event()
+
+    def compute() -> None:
+        matrix = torch.rand(256, 256)
+        while not ended.is_set():
+            matrix @ matrix
+
+    thread = threading.Thread(target=compute, daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        ended.set()
+        thread.join()
 
 
 # A model

@@ -83,7 +83,13 @@ class AllReduce(Sending):
             send_s = cluster.all_reduce_by_nodes(num_bytes, tree=self.tree)
         else:
             send_s = cluster.all_reduce(num_bytes)
-        return Work(codec, send_s, codec, handling_s=cluster.between.cpu_s * self.bytes_sent(parameters, cluster))
+        return Work(
+            codec,
+            send_s,
+            codec,
+            handling_s=cluster.between.cpu_s * self.bytes_sent(parameters, cluster),
+            delay_s=2 * cluster.between.busy_s,  # parts are summed, then sums are passed on
+        )
 
     def bytes_sent(self, parameters: Sequence[ParameterInfo], cluster: Cluster) -> float:
         num_bytes = self._num_bytes(parameters)
@@ -166,6 +172,7 @@ class Coded(Sending):
             round_s=_small_round(cluster, sizes.scalers) if sizes.scalers else 0.0,
             lengths_s=_small_round(cluster, LENGTH_BYTES) if sizes.varies else 0.0,
             handling_s=cluster.between.cpu_s * self.bytes_sent(parameters, cluster),
+            delay_s=cluster.between.busy_s,
         )
         if EXCHANGES[self.exchange].num_rounds == 1:
             return gathered
@@ -213,6 +220,7 @@ class Served(Coded):
             round_s=_small_round(cluster, sizes.scalers) if sizes.scalers and count > 1 else 0.0,
             lengths_s=cluster.through_servers(LENGTH_BYTES, LENGTH_BYTES, self.num_servers) if sizes.varies else 0.0,
             handling_s=cluster.between.cpu_s * self.bytes_sent(parameters, cluster),
+            delay_s=cluster.between.busy_s,
         )
 
     def bytes_sent(self, parameters: Sequence[ParameterInfo], cluster: Cluster) -> float:
@@ -294,7 +302,7 @@ class Prediction:
             return "compute"
         cluster = self.cluster
         between, within = cluster.between, cluster.within
-        quick = replace(cluster, between=replace(between, latency_s=0.0), within=replace(within, latency_s=0.0))
+        quick = replace(cluster, between=between.immediate, within=within.immediate)
         wide = replace(
             cluster,
             between=replace(between, bytes_per_s=HERE.bytes_per_s, cpu_s=0.0),

@@ -3,7 +3,8 @@
 The lane works as terngrad.ddp.lane does. For each bucket, in order, it encodes, with short rounds that it waits for,
 and posts the codes; then it waits for the bucket before and decodes it; then it adds up and posts the sums, where there
 are any. If no other bucket is ready yet, it waits for this one instead. Backward runs on meanwhile. Where both have to
-share a core, each is slowed down while both compute. To hand bytes to the network is computing, too.
+share a core, each is slowed down while both compute. To hand bytes to the network is computing, too, and whoever waits
+for a message has to get a processor back first, which takes longer while backward has it.
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ class Work:
     add_s: float = 0.0  # where messages are added up and sent on: what that computes,
     sums_s: float = 0.0  # and their time on the wire
     handling_s: float = 0.0  # of the processor, to hand messages to the network and take them from it
+    delay_s: float = 0.0  # of what is posted while backward runs, besides its time on the wire; at most to its end
 
     @property
     def in_two(self) -> bool:
@@ -66,6 +68,11 @@ class _Clock:
         """Until backward has done so much."""
         self._advance(max(0.0, ready_s - (self._total - self._left)), 1.0)
 
+    @property
+    def left(self) -> float:
+        """Of the backward pass, if nothing disturbs it."""
+        return self._left
+
     def is_ready(self, ready_s: float) -> bool:
         return self._total - self._left >= ready_s
 
@@ -107,6 +114,10 @@ def simulate(ready: Sequence[float], works: Sequence[Work], contention: float = 
     spent = dict.fromkeys(("encode", "exchange", "decode"), 0.0)
     previous: tuple[Work, float] | None = None  # the bucket on its way, and when it arrives
 
+    def post(work: Work, seconds: float) -> float:
+        """When that has arrived."""
+        return wire.post(clock.now, seconds + min(work.delay_s, clock.left))
+
     def finish(work: Work, arrival: float) -> None:
         spent["exchange"] += clock.wait_until(arrival)
         spent["decode"] += clock.compute(work.decode_s)
@@ -117,11 +128,11 @@ def simulate(ready: Sequence[float], works: Sequence[Work], contention: float = 
             previous = None
         clock.wait_for(moment)
         if work.round_s:
-            spent["exchange"] += clock.wait_until(wire.post(clock.now, work.round_s))
+            spent["exchange"] += clock.wait_until(post(work, work.round_s))
         spent["encode"] += clock.compute(work.encode_s)
         if work.lengths_s:
-            spent["exchange"] += clock.wait_until(wire.post(clock.now, work.lengths_s))
-        arrival = wire.post(clock.now, work.send_s)
+            spent["exchange"] += clock.wait_until(post(work, work.lengths_s))
+        arrival = post(work, work.send_s)
         spent["exchange"] += clock.compute(work.handling_s)  # while it is on the wire
         if previous is not None:
             finish(*previous)
@@ -129,8 +140,8 @@ def simulate(ready: Sequence[float], works: Sequence[Work], contention: float = 
             spent["exchange"] += clock.wait_until(arrival)
             spent["decode"] += clock.compute(work.add_s)
             if work.lengths_s:
-                spent["exchange"] += clock.wait_until(wire.post(clock.now, work.lengths_s))
-            arrival = wire.post(clock.now, work.sums_s)
+                spent["exchange"] += clock.wait_until(post(work, work.lengths_s))
+            arrival = post(work, work.sums_s)
         previous = work, arrival
     if previous is not None:
         finish(*previous)
