@@ -116,7 +116,7 @@ def simulate(ready: Sequence[float], works: Sequence[Work], contention: float = 
 
     def post(work: Work, seconds: float) -> float:
         """When that has arrived."""
-        return wire.post(clock.now, seconds + min(work.delay_s, clock.left))
+        return wire.post(clock.now, seconds) + min(work.delay_s, clock.left)
 
     def finish(work: Work, arrival: float) -> None:
         spent["exchange"] += clock.wait_until(arrival)
