@@ -200,7 +200,7 @@ def probe(job: Job, module: nn.Module, loss: Loss) -> dict[str, Any]:
     link = probes.measure_link(channel, torch.device("cpu")) if job.world_size > 1 else perf.Link(0.0, 1e12)
     optimizer = torch.optim.SGD(module.parameters(), lr=1e-4, momentum=job.momentum)
     dist.barrier()
-    profile = probes.measure_profile(module, lambda: loss(module), optimizer, repeats=3)
+    profile = probes.measure_profile(module, lambda: loss(module), optimizer, repeats=3, meet=dist.barrier)
     own = {spec: terngrad.from_spec(spec) for spec in job.methods if spec not in DDP_NAMES and _is_predicted(spec)}
     largest, sample = perf.largest_bucket(profile, perf.default_plan(profile)), probes.sample_of(module)
     dist.barrier()  # hosts that share cores compute at the same time

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+from dataclasses import asdict, replace
 
 import pytest
 import torch
@@ -90,7 +91,16 @@ def test_what_is_posted_while_backward_runs_is_delayed_but_not_beyond_its_end() 
     close(simulate([1.0], [work]), end_s=1.1)
     close(simulate([1.0, 3.0], [work, work]), end_s=3.1, exchange_s=0.1 + 0.5 + 0.1)
     late = Work(encode_s=0.0, send_s=0.1, decode_s=0.0, round_s=0.1, delay_s=5.0)
-    close(simulate([1.0, 3.0], [late, work]), end_s=3.0 + 0.1 + 0.1 + 0.1)  # the first round holds all others up
+    close(simulate([1.0, 3.0], [late, work]), end_s=3.0 + 0.1 + 0.1)  # the first round holds all others up
+    long = Work(encode_s=0.0, send_s=5.0, decode_s=0.0, delay_s=0.5)
+    close(simulate([1.0, 3.0], [long, long]), end_s=11.0)
+
+
+def test_without_a_lane_buckets_are_posted_when_they_are_ready() -> None:
+    lane = Work(encode_s=0.0, send_s=0.3, decode_s=0.1, delay_s=1.0)
+    ddp = replace(lane, at_once=True)
+    close(simulate([1.0, 1.1, 3.0], [lane] * 3), end_s=3.1 + 0.3 + 0.1)  # the second one waits for the first
+    close(simulate([1.0, 1.1, 3.0], [ddp] * 3), end_s=3.0 + 0.3 + 0.1)
 
 
 def test_nothing_to_send_takes_no_time() -> None:
@@ -121,16 +131,25 @@ def test_latency_counts_once_for_a_round_and_often_for_a_ring() -> None:
     cluster = Cluster(4, Link(0.01, 1e12))
     assert cluster.to_all(1) == pytest.approx(0.01)
     assert cluster.all_reduce(4) == pytest.approx(6 * 0.01)
-    other = Cluster(4, Link(0.01, 1e12, hop_s=0.002))
+    other = Cluster(4, Link(0.01, 1e12, ring=Link(0.002, 1e12)))
     assert other.to_all(1) == pytest.approx(0.01)
     assert other.all_reduce(4) == pytest.approx(6 * 0.002)
     assert other.around(1) == pytest.approx(3 * 0.002)
+
+
+def test_a_link_can_be_kept_and_changed_with_its_ring() -> None:
+    link = Link(0.01, 1e6, 1e-9, 0.1, Link(0.002, 1e9, busy_s=0.2))
+    assert Link.read(asdict(link)) == link
+    assert Link.read(asdict(FAST)) == FAST
+    assert link.changed(latency_s=0.0, busy_s=0.0) == Link(0.0, 1e6, 1e-9, 0.0, Link(0.0, 1e9))
+    assert FAST.changed(bytes_per_s=1.0) == Link(0.0, 1.0)
 
 
 def test_busy_processors_delay_every_round_and_an_all_reduce_twice() -> None:
     parameters = [gradient.parameter for gradient in profile_of(1.0).gradients]
     cluster = Cluster(2, Link(0.0, 1e9, busy_s=0.5))
     assert AllReduce().work(parameters, cluster).delay_s == 1.0
+    assert AllReduce().work(parameters, Cluster(1, cluster.between)).delay_s == 0.0
     assert Coded(from_spec("terngrad")).work(parameters, cluster).delay_s == 0.5
 
 

@@ -65,7 +65,7 @@ def doctor(
         rank,
         world_size,
         {spec: tg.from_spec(spec) for spec in specs},
-        lambda: (measure_profile(module, loss_of, optimizer), sample_of(module)),
+        lambda meet: (measure_profile(module, loss_of, optimizer, meet=meet), sample_of(module)),
     )
     if rank == 0:
         if save is not None:

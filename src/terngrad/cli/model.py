@@ -118,7 +118,7 @@ def _of_profile(path: Path, between: Link | None, names: list[str] | None, serve
     saved = Saved.read(path)
     plan = default_plan(saved.profile)
     own = saved.cluster.between
-    at = replace(between, cpu_s=own.cpu_s) if between else own
+    at = replace(between, cpu_s=own.cpu_s, busy_s=own.busy_s) if between else own
     known = ["fp32", *(() if servers else ("ddp-fp16",)), *(spec for spec in saved.codecs if spec != "fp32")]
     unknown = [name for name in names or () if name not in known]
     if unknown:

@@ -75,20 +75,20 @@ class Lane:
 
     def release(self) -> None:
         """Lets the thread end after all that was submitted, without waiting for it."""
-        self._queue.put(None)
+        if self._thread is not None:
+            self._queue.put(None)
 
     def close(self) -> None:
         """Ends the thread after all that was submitted."""
-        if self._thread is not None:
-            self._queue.put(None)
-            self._thread.join()
-            self._thread = None
+        self.release()
+        self.rest(None)
 
-    def rest(self, timeout_s: float) -> None:
-        """As `close`, but waits no longer than this: a peer may never answer."""
+    def rest(self, timeout_s: float | None) -> None:
+        """After `release`: waits for the thread's end, but no longer than this, as a peer may never answer."""
         if self._thread is not None:
-            self._queue.put(None)
             self._thread.join(timeout_s)
+            if not self._thread.is_alive():
+                self._thread = None  # whoever still has something to do gets another one
 
     def _start(self) -> None:
         if self._thread is None:
@@ -149,6 +149,9 @@ def _rest_all() -> None:
     """A thread that comes back from native code while the interpreter is being taken down aborts the process: so lanes
     that have something left to do, were it only to return from the last bucket, do it first.
     """
+    lanes = list(_lanes)
+    for lane in lanes:
+        lane.release()
     end = time.monotonic() + REST_S
-    for lane in list(_lanes):
+    for lane in lanes:
         lane.rest(max(0.0, end - time.monotonic()))

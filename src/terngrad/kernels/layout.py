@@ -143,6 +143,6 @@ def draw_keys(seed: int, step: int, rank: int, parameters: npt.NDArray[np.uint64
     """The 64-bit key of each parameter's draws in this step on this rank, as two columns of 32 bits."""
     shared = 0
     for word in (seed, step, rank):
-        shared = _mix(((shared ^ word & _MASK) + _GOLDEN) & _MASK)
+        shared = _mix(((shared ^ int(word) & _MASK) + _GOLDEN) & _MASK)
     keys = _mix_all((np.uint64(shared) ^ parameters) + np.uint64(_GOLDEN))
     return np.stack([keys & np.uint64(0xFFFFFFFF), keys >> np.uint64(32)], axis=1).astype(np.uint32)

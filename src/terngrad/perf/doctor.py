@@ -40,6 +40,8 @@ from terngrad.perf.step import Prediction
 MEETING = dt.timedelta(minutes=3)  # for all ranks to start
 PATIENCE = dt.timedelta(minutes=30)  # for the slowest: to find it is what this is for
 
+Look = Callable[[Callable[[], object]], tuple[Profile, Tensor]]
+
 
 @dataclass(frozen=True)
 class Examination:
@@ -74,11 +76,12 @@ def examine(
     rank: int,
     world_size: int,
     methods: Mapping[str, Method],
-    look: Callable[[], tuple[Profile, Tensor]],
+    look: Look,
 ) -> Examination:
     """On all ranks, which all get the same; the profile is that of the slowest. Makes a process group of its own.
 
-    `look` gives the profile of a step of the model, and a piece of its gradient.
+    `look` gives the profile of a step of the model, and a piece of its gradient; before each step it calls what it is
+    given.
     """
     place = find_place(rank)
     if world_size == 1:
@@ -110,8 +113,8 @@ def _meet() -> Any:
         raise ExchangeError(f"ranks did not meet within {MEETING.total_seconds():.0f} s: {error}") from error
 
 
-def _alone(place: Place, methods: Mapping[str, Method], look: Callable[[], tuple[Profile, Tensor]]) -> Examination:
-    profile, sample = look()
+def _alone(place: Place, methods: Mapping[str, Method], look: Look) -> Examination:
+    profile, sample = look(lambda: None)
     codecs = _measure_codecs(methods, profile, sample)
     text = (
         "One rank: there is nothing to send. Start it on every rank, by torchrun or `terngrad lab`, to see its links."
@@ -124,15 +127,12 @@ def _measure_codecs(methods: Mapping[str, Method], profile: Profile, sample: Ten
     return {name: measure_codec(method, sample, largest) for name, method in methods.items()}
 
 
-def _together(
-    places: list[Place], place: Place, methods: Mapping[str, Method], look: Callable[[], tuple[Profile, Tensor]]
-) -> Examination:
+def _together(places: list[Place], place: Place, methods: Mapping[str, Method], look: Look) -> Examination:
     world_size = len(places)
     dist.barrier()
     wires = measure_wires(place.rank, world_size, torch.device("cpu"))
+    profile, sample = look(dist.barrier)  # those who share a machine compute at the same time
     dist.barrier()
-    profile, sample = look()
-    dist.barrier()  # those who share a machine compute at the same time
     mine = measure_speeds(), profile, _measure_codecs(methods, profile, sample)
     everyone: list[Any] = [None] * world_size
     dist.all_gather_object(everyone, mine)

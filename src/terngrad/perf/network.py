@@ -8,7 +8,9 @@ time of whatever link it fills longest.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any
 
 from terngrad.errors import ConfigurationError
 
@@ -20,23 +22,28 @@ class Link:
     latency_s: float
     bytes_per_s: float
     cpu_s: float = 0.0  # for a byte that is sent and one that is received: copies, checksums
-    hop_s: float | None = None  # the latency of a step of a ring, where that is another one
     busy_s: float = 0.0  # how much longer a round takes while the processors at its ends compute
+    ring: Link | None = None  # the same wires as torch's rings use them, where that was measured
 
     def __post_init__(self) -> None:
-        times = (self.latency_s, self.cpu_s, self.hop, self.busy_s)
+        times = (self.latency_s, self.cpu_s, self.busy_s)
         if not (self.bytes_per_s > 0 and all(time >= 0 for time in times)):
             raise ConfigurationError(f"{self}: its latency and other times must be >= 0, its rate above 0")
 
     @property
-    def hop(self) -> float:
-        """The latency of a step of a ring."""
-        return self.latency_s if self.hop_s is None else self.hop_s
+    def in_ring(self) -> Link:
+        """For a step of a ring."""
+        return self.ring or self
 
-    @property
-    def immediate(self) -> Link:
-        """The same without latency."""
-        return Link(0.0, self.bytes_per_s, self.cpu_s)
+    def changed(self, **changes: float) -> Link:
+        """The same but for some figures, in rings too."""
+        return replace(self, **changes, ring=self.ring and self.ring.changed(**changes))
+
+    @classmethod
+    def read(cls, found: Mapping[str, Any]) -> Link:
+        """What `asdict` has made of one."""
+        ring = found.get("ring")
+        return cls(**{**found, "ring": cls.read(ring) if ring else None})
 
     @classmethod
     def of(cls, bits_per_s: float, latency_s: float = 1e-4) -> Link:
@@ -74,9 +81,8 @@ class Cluster:
 
     def _hop(self, num_bytes: float) -> float:
         """One step of a ring over all ranks, those of a node next to each other."""
-        away = self.between.hop + num_bytes / self.between.bytes_per_s if num_bytes and self.num_nodes > 1 else 0.0
-        near = self.within.hop + num_bytes / self.within.bytes_per_s if num_bytes and self.devices > 1 else 0.0
-        return max(away, near)
+        links = [self.between.in_ring] * (self.num_nodes > 1) + [self.within.in_ring] * (self.devices > 1)
+        return max((link.latency_s + num_bytes / link.bytes_per_s for link in links if num_bytes), default=0.0)
 
     def to_all(self, num_bytes: float) -> float:
         """A round in which every rank sends every other one a message of so many bytes."""
@@ -101,8 +107,8 @@ class Cluster:
         if not tree:
             return inside + Cluster(self.num_nodes, self.between).all_reduce(num_bytes)
         crossings = {1: 0, 2: 1}.get(self.num_nodes, 2)
-        latency = 2 * (self.num_nodes - 1) * self.between.hop
-        return inside + latency + crossings * num_bytes / self.between.bytes_per_s
+        link = self.between.in_ring
+        return inside + 2 * (self.num_nodes - 1) * link.latency_s + crossings * num_bytes / link.bytes_per_s
 
     def through_servers(self, pushed: float, pulled: float, num_servers: int) -> float:
         """Every rank sends so many bytes to the servers, each of which has a node of its own, and receives so many."""

@@ -28,6 +28,7 @@ NUM_PROBED = 2  # and ranks
 CACHE_BYTES = 1 << 24  # more than a core has to itself
 ROUND_BYTES = 1 << 26  # of all messages that a rank receives in a round, at most
 FEWEST_ROUNDS, MOST_ROUNDS = 10, 40  # that a latency is the mean of
+LONGEST_S = 20.0  # for a thread to compute beside something, if that does not end
 
 Clock = Callable[[], float]
 
@@ -63,7 +64,7 @@ class Speeds:
 def measure_speeds(num_bytes: int = 1 << 26, repeats: int = 5) -> Speeds:
     source = torch.zeros(num_bytes, dtype=torch.uint8)
     target = torch.empty_like(source)
-    matrix = torch.rand(384, 384)
+    matrix = torch.full((384, 384), 1 / 384)  # random numbers are the user's
     return Speeds(
         num_bytes / median_seconds(lambda: target.copy_(source), repeats),
         median_seconds(lambda: matrix @ matrix @ matrix @ matrix, repeats),
@@ -271,12 +272,12 @@ def _next_size(size: int, wanted: float) -> int:
 
 
 def measure_link(channel: Channel, device: torch.device, seconds: float = 0.1) -> Link:
-    """Of rounds in which every rank sends to every other one, by the slowest of them; on all ranks, which get the same.
+    """Of rounds in which every rank sends to every other one, and of rings, by the slowest rank; on all ranks alike.
 
-    In about twenty times as many seconds.
+    In about thirty times as many seconds.
     """
-    others = channel.world_size - 1
-    most = ROUND_BYTES // channel.world_size
+    count = channel.world_size
+    round_bytes, ring_share = count - 1, 2 * (count - 1) / count  # that a rank sends, for a byte of a message
 
     def slowest(post: Callable[[], Pending]) -> tuple[float, float]:
         """Seconds, by the clock and of the processor."""
@@ -284,7 +285,7 @@ def measure_link(channel: Channel, device: torch.device, seconds: float = 0.1) -
         start, worked = time.perf_counter(), time.process_time()
         post().wait()
         finish_work(device)
-        took = torch.zeros(channel.world_size, 2, dtype=torch.float64)
+        took = torch.zeros(count, 2, dtype=torch.float64)
         took[channel.rank, 0] = time.perf_counter() - start
         took[channel.rank, 1] = time.process_time() - worked
         everyone = took.to(device)
@@ -293,9 +294,13 @@ def measure_link(channel: Channel, device: torch.device, seconds: float = 0.1) -
         return float(found[0]), float(found[1])
 
     def to_all(num_bytes: int) -> Callable[[], Pending]:
-        received = torch.zeros(channel.world_size, num_bytes, dtype=torch.uint8, device=device)
+        received = torch.zeros(count, num_bytes, dtype=torch.uint8, device=device)
         messages = torch.zeros_like(received[:1]).expand_as(received)
         return lambda: channel.all_to_all(received, messages)
+
+    def around(num_bytes: int) -> Callable[[], Pending]:
+        values = torch.zeros(num_bytes // 4, device=device)
+        return lambda: channel.all_reduce(values, num_bytes)
 
     def usual(post: Callable[[], Pending]) -> float:
         """A mean, since a step has many rounds, but without the tenths at both ends; all ranks stop at the same one."""
@@ -305,22 +310,29 @@ def measure_link(channel: Channel, device: torch.device, seconds: float = 0.1) -
         tenth = len(found) // 10
         return statistics.fmean(sorted(found)[tenth : len(found) - tenth])
 
-    small = torch.zeros(channel.world_size, 1, dtype=torch.uint8, device=device)
+    def rate(make: Callable[[int], Callable[[], Pending]], latency: float, share: float) -> tuple[float, float]:
+        """Bytes that a rank sends in a second, and the processor's seconds for one."""
+        size, most = FIRST_BYTES, ROUND_BYTES // count
+        while True:
+            rounds = [slowest(make(size)) for _ in range(3)]
+            took = max(statistics.median(clock for clock, _ in rounds) - latency, 1e-9)
+            if took > seconds / 2 or size >= most:
+                worked = statistics.median(cpu for _, cpu in rounds)
+                return share * size / took, worked / (share * size)
+            size = min(most, _next_size(size, seconds / took))
+
+    small = torch.zeros(count, 1, dtype=torch.uint8, device=device)
     kinds = (to_all(1), lambda: channel.all_gather(small))
     slowest(to_all(FIRST_BYTES))  # connections are made
-    latency, around = (usual(post) for post in kinds)
-    busy = 0.0
+    alone = [usual(post) for post in kinds]
+    busy = alone
     if device.type == "cpu":  # else backward is not on the processors
         with computing():
-            busy = max(0.0, statistics.fmean(usual(post) for post in kinds) - (latency + around) / 2)
-    size = FIRST_BYTES
-    while True:
-        rounds = [slowest(to_all(size)) for _ in range(3)]
-        took = max(statistics.median(clock for clock, _ in rounds) - latency, 1e-9)
-        if took > seconds / 2 or size >= most:
-            worked = statistics.median(cpu for _, cpu in rounds)
-            return Link(latency, others * size / took, worked / (others * size), around / others, busy)
-        size = min(most, _next_size(size, seconds / took))
+            busy = [usual(post) for post in kinds]
+    more = [max(0.0, after - before) for before, after in zip(alone, busy, strict=True)]
+    hop = alone[1] / (count - 1)
+    ring = Link(hop, *rate(around, 2 * alone[1], ring_share), more[1])
+    return Link(alone[0], *rate(to_all, alone[0], round_bytes), more[0], ring)
 
 
 @contextmanager
@@ -329,8 +341,9 @@ def computing() -> Iterator[None]:
     ended = threading.Event()
 
     def compute() -> None:
-        matrix = torch.rand(256, 256)
-        while not ended.is_set():
+        matrix = torch.full((256, 256), 1 / 256)
+        end = time.monotonic() + LONGEST_S
+        while not ended.is_set() and time.monotonic() < end:
             matrix @ matrix
 
     thread = threading.Thread(target=compute, daemon=True)
@@ -357,8 +370,12 @@ def measure_profile(
     optimizer: torch.optim.Optimizer | None = None,
     repeats: int = 5,
     clock: Clock = time.perf_counter,
+    meet: Callable[[], object] = lambda: None,
 ) -> Profile:
-    """A step of a bare module: forward, when each gradient is ready in backward, and the update; medians."""
+    """A step of a bare module: forward, when each gradient is ready in backward, and the update; medians.
+
+    `meet` is called before each: a barrier, where ranks that share processors are to compute at the same time.
+    """
     parameters = {name: p for name, p in module.named_parameters() if p.requires_grad}
     ready: dict[str, list[float]] = {name: [] for name in parameters}
     forward, update, start = [], [], [0.0]
@@ -373,6 +390,7 @@ def measure_profile(
     try:
         for _ in range(repeats + 1):
             module.zero_grad(set_to_none=True)
+            meet()
             begin = clock()
             loss = loss_of()
             start[0] = clock()

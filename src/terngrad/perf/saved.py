@@ -38,7 +38,7 @@ class Saved:
             return cls(
                 in_ddp(Profile.read(found["profile"]), speeds),
                 {spec: read_codec(one) for spec, one in found["codecs"].items()},
-                cluster_of(places, wires, Link(**found["link"]) if found["link"] else None),
+                cluster_of(places, wires, Link.read(found["link"]) if found["link"] else None),
                 contention_with(min(cores_for(place, places) for place in places)),
                 found["predictions"],
             )

@@ -83,12 +83,14 @@ class AllReduce(Sending):
             send_s = cluster.all_reduce_by_nodes(num_bytes, tree=self.tree)
         else:
             send_s = cluster.all_reduce(num_bytes)
+        link = cluster.between.in_ring
         return Work(
             codec,
             send_s,
             codec,
-            handling_s=cluster.between.cpu_s * self.bytes_sent(parameters, cluster),
-            delay_s=2 * cluster.between.busy_s,  # parts are summed, then sums are passed on
+            handling_s=link.cpu_s * self.bytes_sent(parameters, cluster),
+            delay_s=2 * link.busy_s if cluster.num_workers > 1 else 0.0,  # parts are summed, then sums passed on
+            at_once=True,
         )
 
     def bytes_sent(self, parameters: Sequence[ParameterInfo], cluster: Cluster) -> float:
@@ -301,13 +303,13 @@ class Prediction:
         if self.step_s - self.profile.compute_s < SMALL_SHARE * self.step_s:
             return "compute"
         cluster = self.cluster
-        between, within = cluster.between, cluster.within
-        quick = replace(cluster, between=between.immediate, within=within.immediate)
-        wide = replace(
-            cluster,
-            between=replace(between, bytes_per_s=HERE.bytes_per_s, cpu_s=0.0),
-            within=replace(within, bytes_per_s=HERE.bytes_per_s, cpu_s=0.0),
-        )
+
+        def with_links(**changes: float) -> Cluster:
+            return replace(
+                cluster, between=cluster.between.changed(**changes), within=cluster.within.changed(**changes)
+            )
+
+        quick, wide = with_links(latency_s=0.0, busy_s=0.0), with_links(bytes_per_s=HERE.bytes_per_s, cpu_s=0.0)
         without = {
             "bandwidth": self._timeline(self.sending, wide),
             "latency": self._timeline(self.sending, quick),
@@ -325,7 +327,7 @@ def break_even(
     """
 
     def gains(rate: float) -> bool:
-        at = replace(cluster, between=replace(cluster.between, bytes_per_s=rate))
+        at = replace(cluster, between=cluster.between.changed(bytes_per_s=rate))
         return (
             Prediction(profile, plan, one, at, contention).step_s
             < Prediction(profile, plan, other, at, contention).step_s

@@ -2,7 +2,8 @@
 
 The lane works as terngrad.ddp.lane does. For each bucket, in order, it encodes, with short rounds that it waits for,
 and posts the codes; then it waits for the bucket before and decodes it; then it adds up and posts the sums, where there
-are any. If no other bucket is ready yet, it waits for this one instead. Backward runs on meanwhile. Where both have to
+are any. If no other bucket is ready yet, it waits for this one instead. Backward runs on meanwhile. DDP by itself has
+no lane: it posts every bucket when it is ready, and waits for all of them after backward. Where two threads have to
 share a core, each is slowed down while both compute. To hand bytes to the network is computing, too, and whoever waits
 for a message has to get a processor back first, which takes longer while backward has it.
 """
@@ -25,7 +26,8 @@ class Work:
     add_s: float = 0.0  # where messages are added up and sent on: what that computes,
     sums_s: float = 0.0  # and their time on the wire
     handling_s: float = 0.0  # of the processor, to hand messages to the network and take them from it
-    delay_s: float = 0.0  # of what is posted while backward runs, besides its time on the wire; at most to its end
+    delay_s: float = 0.0  # of what arrives while backward runs; at most to its end
+    at_once: bool = False  # posted when ready, whatever is under way, and read after backward: DDP without a lane
 
     @property
     def in_two(self) -> bool:
@@ -113,10 +115,12 @@ def simulate(ready: Sequence[float], works: Sequence[Work], contention: float = 
     clock, wire = _Clock(ready[-1] if ready else 0.0, contention), _Wire()
     spent = dict.fromkeys(("encode", "exchange", "decode"), 0.0)
     previous: tuple[Work, float] | None = None  # the bucket on its way, and when it arrives
+    posted: list[tuple[Work, float]] = []  # likewise those that nobody waits for yet
 
     def post(work: Work, seconds: float) -> float:
-        """When that has arrived."""
-        return wire.post(clock.now, seconds) + min(work.delay_s, clock.left)
+        """When that has arrived, and whoever waits for it knows."""
+        arrival = wire.post(clock.now, seconds)
+        return arrival + min(work.delay_s, max(0.0, clock.now + clock.left - arrival))
 
     def finish(work: Work, arrival: float) -> None:
         spent["exchange"] += clock.wait_until(arrival)
@@ -134,6 +138,9 @@ def simulate(ready: Sequence[float], works: Sequence[Work], contention: float = 
             spent["exchange"] += clock.wait_until(post(work, work.lengths_s))
         arrival = post(work, work.send_s)
         spent["exchange"] += clock.compute(work.handling_s)  # while it is on the wire
+        if work.at_once:
+            posted.append((work, arrival))
+            continue
         if previous is not None:
             finish(*previous)
         if work.in_two:
@@ -143,7 +150,7 @@ def simulate(ready: Sequence[float], works: Sequence[Work], contention: float = 
                 spent["exchange"] += clock.wait_until(post(work, work.lengths_s))
             arrival = post(work, work.sums_s)
         previous = work, arrival
-    if previous is not None:
-        finish(*previous)
+    for under_way in [previous] if previous is not None else posted:
+        finish(*under_way)
     clock.wait_for(ready[-1] if ready else 0.0)
     return Timeline(clock.backward_end, max(clock.now, clock.backward_end), *spent.values())
