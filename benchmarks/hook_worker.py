@@ -1,8 +1,8 @@
 """One rank of bench_hooks: `hook_worker.py JOB RANK`, with the job and this rank's result as JSON files.
 
 All ranks run the same turns in the same order. In a turn one method trains the model, wrapped by a DDP of its own:
-three steps that are not timed (DDP builds its buckets anew after the first, and after a pause TCP starts slowly), then
-the timed ones, each behind a barrier.
+two steps that are not timed, or three for PowerSGD (DDP builds its buckets anew after the first, and after a pause TCP
+starts slowly), then the timed ones, each behind a barrier.
 """
 
 from __future__ import annotations
@@ -200,7 +200,7 @@ def probe(job: Job, module: nn.Module, loss: Loss) -> dict[str, Any]:
     link = probes.measure_link(channel, torch.device("cpu")) if job.world_size > 1 else perf.Link(0.0, 1e12)
     optimizer = torch.optim.SGD(module.parameters(), lr=1e-4, momentum=job.momentum)
     dist.barrier()
-    profile = probes.measure_profile(module, lambda: loss(module), optimizer, repeats=3, meet=dist.barrier)
+    profile = probes.measure_profile(module, lambda: loss(module), optimizer, repeats=7, meet=dist.barrier)
     own = {spec: terngrad.from_spec(spec) for spec in job.methods if spec not in DDP_NAMES and _is_predicted(spec)}
     largest, sample = perf.largest_bucket(profile, perf.default_plan(profile)), probes.sample_of(module)
     dist.barrier()  # hosts that share cores compute at the same time

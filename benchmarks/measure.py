@@ -111,7 +111,7 @@ def ratios(numerators: Sequence[float], denominators: Sequence[float]) -> dict[s
 
 
 def provenance(args: argparse.Namespace) -> dict[str, Any]:
-    """Everything needed to say which program ran where, and to run it again."""
+    """Everything needed to say which program ran where, and to run it again on the same data."""
     arguments = {name: value for name, value in vars(args).items() if name not in ("json", "data")}  # local paths
     return {
         "commit": _START_SOURCE["commit"],

@@ -123,8 +123,8 @@ def link_of_all(rank: int, world_size: int) -> Link:
 def test_every_rank_gets_the_same_link() -> None:
     found = values(run_ranks(3, link_of_all))
     assert all(link == found[0] for link in found)
-    assert found[0].ring is not None
-    for link in (found[0], found[0].ring):
+    for link in (found[0], found[0].ring, found[0].half_ring):
+        assert link is not None
         assert link.latency_s > 0
         assert link.busy_s >= 0
         assert link.cpu_s > 0

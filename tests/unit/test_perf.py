@@ -138,10 +138,12 @@ def test_latency_counts_once_for_a_round_and_often_for_a_ring() -> None:
 
 
 def test_a_link_can_be_kept_and_changed_with_its_ring() -> None:
-    link = Link(0.01, 1e6, 1e-9, 0.1, Link(0.002, 1e9, busy_s=0.2))
+    link = Link(0.01, 1e6, 1e-9, 0.1, Link(0.002, 1e9, busy_s=0.2), Link(0.004, 1e8))
     assert Link.read(asdict(link)) == link
     assert Link.read(asdict(FAST)) == FAST
-    assert link.changed(latency_s=0.0, busy_s=0.0) == Link(0.0, 1e6, 1e-9, 0.0, Link(0.0, 1e9))
+    assert link.changed(latency_s=0.0, busy_s=0.0) == Link(0.0, 1e6, 1e-9, 0.0, Link(0.0, 1e9), Link(0.0, 1e8))
+    assert Cluster(2, link).all_reduce(2e6) == pytest.approx(2 * (0.002 + 1e-3))
+    assert Cluster(2, link).all_reduce(2e6, halves=True) == pytest.approx(2 * (0.004 + 1e-2))
     assert FAST.changed(bytes_per_s=1.0) == Link(0.0, 1.0)
 
 

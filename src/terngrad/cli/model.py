@@ -137,7 +137,7 @@ def _of_profile(path: Path, between: Link | None, names: list[str] | None, serve
             sending = Served(from_spec(name), "", *codec.figures, num_servers=servers)
             return Prediction(saved.profile, plan, sending, there, saved.contention)
         if name in ("fp32", "ddp-fp16"):
-            way = AllReduce() if name == "fp32" else AllReduce("fp16", 2)
+            way = AllReduce() if name == "fp32" else AllReduce("fp16", 2, cast=Line(0.0, saved.cast_s))
             return Prediction(saved.profile, plan, way, there, saved.contention)
         codecs = {name: (from_spec(name), saved.codecs[name])}
         return predict_methods(saved.profile, plan, there, codecs, saved.contention)[name]

@@ -231,7 +231,7 @@ class Pilot:
                 self._estimates.pop(spec, None)
 
     def _predict(self) -> None:
-        """Estimates for all that has none, from the steps that were watched and from probes of a second or so."""
+        """Estimates for all that has none, from the steps that were watched and from probes of some seconds."""
         link = self._crew.measure_link()
         problem: str | None = None
         mine: Local | None = None

@@ -14,7 +14,7 @@ from terngrad.perf.network import HERE, Cluster, Link
 from terngrad.perf.places import Place
 from terngrad.perf.probes import Codec, Speeds, Wire
 from terngrad.perf.profile import Profile
-from terngrad.perf.step import AllReduce, Prediction
+from terngrad.perf.step import AllReduce, Line, Prediction
 
 SLOW_HOST = 1.3  # times the median rank: as slow as that it holds all others up
 SLOW_LINK = 0.5  # of the median rank's rate
@@ -175,10 +175,13 @@ def predict_all(
     cluster: Cluster,
     codecs: Mapping[str, tuple[Method, Codec]],
     contention: float,
+    cast_s: float = 0.0,
 ) -> dict[str, Prediction]:
-    """The step of plain DDP, of torch's fp16 hook, and of methods with what their codecs take, by name."""
+    """The step of plain DDP, of torch's fp16 hook, which casts elements, and of methods with what their codecs take,
+    by name.
+    """
     plan = default_plan(profile)
-    own = {PLAIN: AllReduce(), "ddp-fp16": AllReduce("fp16", 2)}
+    own = {PLAIN: AllReduce(), "ddp-fp16": AllReduce("fp16", 2, cast=Line(0.0, cast_s))}
     return {
         **{name: Prediction(profile, plan, way, cluster, contention) for name, way in own.items()},
         **predict_methods(profile, plan, cluster, codecs, contention),

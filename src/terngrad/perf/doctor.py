@@ -145,6 +145,7 @@ def _together(places: list[Place], place: Place, methods: Mapping[str, Method], 
     cluster = cluster_of(places, wires, link)
     contention = contention_with(min(cores_for(found, places) for found in places))
     known = {name: (methods[name], codecs[name]) for name in methods}
-    predictions = predict_all(in_ddp(slowest, speeds), cluster, known, contention)
+    cast_s = max(speed.cast_s for speed in speeds)
+    predictions = predict_all(in_ddp(slowest, speeds), cluster, known, contention, cast_s)
     findings = [*odd_settings(places), *slow_hosts(places, speeds), *slow_links(places, wires)]
     return Examination(places, findings, speeds, wires, link, slowest, codecs, predictions, verdict(predictions))

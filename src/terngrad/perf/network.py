@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 from terngrad.errors import ConfigurationError
@@ -23,27 +23,33 @@ class Link:
     bytes_per_s: float
     cpu_s: float = 0.0  # for a byte that is sent and one that is received: copies, checksums
     busy_s: float = 0.0  # how much longer a round takes while the processors at its ends compute
-    ring: Link | None = None  # the same wires as torch's rings use them, where that was measured
+    ring: Link | None = None  # the same wires as torch's rings use them, where that was measured,
+    half_ring: Link | None = None  # and as those that add numbers of 16 bits do
 
     def __post_init__(self) -> None:
         times = (self.latency_s, self.cpu_s, self.busy_s)
         if not (self.bytes_per_s > 0 and all(time >= 0 for time in times)):
             raise ConfigurationError(f"{self}: its latency and other times must be >= 0, its rate above 0")
 
-    @property
-    def in_ring(self) -> Link:
+    def in_ring(self, halves: bool = False) -> Link:
         """For a step of a ring."""
-        return self.ring or self
+        return (self.half_ring if halves else None) or self.ring or self
 
     def changed(self, **changes: float) -> Link:
         """The same but for some figures, in rings too."""
-        return replace(self, **changes, ring=self.ring and self.ring.changed(**changes))
+        rings = {name: ring.changed(**changes) for name, ring in self._rings.items()}
+        return Link(**{**vars(self), **changes, **rings})
+
+    @property
+    def _rings(self) -> dict[str, Link]:
+        found = {"ring": self.ring, "half_ring": self.half_ring}
+        return {name: ring for name, ring in found.items() if ring is not None}
 
     @classmethod
     def read(cls, found: Mapping[str, Any]) -> Link:
         """What `asdict` has made of one."""
-        ring = found.get("ring")
-        return cls(**{**found, "ring": cls.read(ring) if ring else None})
+        rings = {name: cls.read(found[name]) for name in ("ring", "half_ring") if found.get(name)}
+        return cls(**{**found, **rings})
 
     @classmethod
     def of(cls, bits_per_s: float, latency_s: float = 1e-4) -> Link:
@@ -79,9 +85,10 @@ class Cluster:
         near = self.within.latency_s + staying / self.within.bytes_per_s if staying else 0.0
         return max(away, near)
 
-    def _hop(self, num_bytes: float) -> float:
+    def _hop(self, num_bytes: float, halves: bool = False) -> float:
         """One step of a ring over all ranks, those of a node next to each other."""
-        links = [self.between.in_ring] * (self.num_nodes > 1) + [self.within.in_ring] * (self.devices > 1)
+        used = [self.between] * (self.num_nodes > 1) + [self.within] * (self.devices > 1)
+        links = [link.in_ring(halves) for link in used]
         return max((link.latency_s + num_bytes / link.bytes_per_s for link in links if num_bytes), default=0.0)
 
     def to_all(self, num_bytes: float) -> float:
@@ -93,9 +100,9 @@ class Cluster:
         """A ring over all ranks, in which everyone's message of so many bytes comes to everyone: N - 1 steps."""
         return (self.num_workers - 1) * self._hop(num_bytes)
 
-    def all_reduce(self, num_bytes: float) -> float:
+    def all_reduce(self, num_bytes: float, *, halves: bool = False) -> float:
         """A ring over all ranks: 2 (N - 1) steps of an N-th each."""
-        return 2 * (self.num_workers - 1) * self._hop(num_bytes / self.num_workers)
+        return 2 * (self.num_workers - 1) * self._hop(num_bytes / self.num_workers, halves)
 
     def all_reduce_by_nodes(self, num_bytes: float, *, tree: bool = False) -> float:
         """In every node first, then between the nodes, then back to all devices of the node.
@@ -107,7 +114,7 @@ class Cluster:
         if not tree:
             return inside + Cluster(self.num_nodes, self.between).all_reduce(num_bytes)
         crossings = {1: 0, 2: 1}.get(self.num_nodes, 2)
-        link = self.between.in_ring
+        link = self.between.in_ring()
         return inside + 2 * (self.num_nodes - 1) * link.latency_s + crossings * num_bytes / link.bytes_per_s
 
     def through_servers(self, pushed: float, pulled: float, num_servers: int) -> float:

@@ -26,6 +26,7 @@ class Saved:
     cluster: Cluster
     contention: float
     predictions: list[dict[str, Any]]
+    cast_s: float = 0.0  # of an element to 16 bits, or back
 
     @classmethod
     def read(cls, path: str | Path) -> Saved:
@@ -41,6 +42,7 @@ class Saved:
                 cluster_of(places, wires, Link.read(found["link"]) if found["link"] else None),
                 contention_with(min(cores_for(place, places) for place in places)),
                 found["predictions"],
+                max(speed.cast_s for speed in speeds),
             )
         except (OSError, ValueError, KeyError, TypeError) as error:
             raise ConfigurationError(

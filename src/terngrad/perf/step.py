@@ -71,6 +71,10 @@ class AllReduce(Sending):
     by_nodes: bool = False  # first in every node, then between nodes
     tree: bool = False  # and there not as a ring
 
+    @property
+    def _halves(self) -> bool:
+        return self.method is None and self.value_bytes == 2
+
     def _num_bytes(self, parameters: Sequence[ParameterInfo]) -> float:
         if self.method is not None:
             return message_sizes(self.method, parameters, 1, 1).message
@@ -82,8 +86,8 @@ class AllReduce(Sending):
         if self.by_nodes:
             send_s = cluster.all_reduce_by_nodes(num_bytes, tree=self.tree)
         else:
-            send_s = cluster.all_reduce(num_bytes)
-        link = cluster.between.in_ring
+            send_s = cluster.all_reduce(num_bytes, halves=self._halves)
+        link = cluster.between.in_ring(self._halves)
         return Work(
             codec,
             send_s,
