@@ -15,10 +15,10 @@ from torch import Tensor, nn
 
 from terngrad.codecs import AnyFrame, Frame, Segment
 from terngrad.ddp.checks import cheapest, check_exchange, check_types, exchanges_for
-from terngrad.ddp.handle import as_method
 from terngrad.ddp.momentum import MomentumLink
 from terngrad.ddp.parameters import averaged_parameters
 from terngrad.ddp.phases import Phases
+from terngrad.ddp.selection import as_method
 from terngrad.ddp.statistics import by_parameter, losses
 from terngrad.errors import ConfigurationError
 from terngrad.exchange import LENGTH_BYTES

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import operator
 import weakref
 from collections.abc import Callable, Mapping
@@ -13,17 +12,9 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from terngrad.codecs import AnyFrame, Segment
 from terngrad.ddp import saving
 from terngrad.ddp.auto import Auto, Decision, as_auto
-from terngrad.ddp.checks import (
-    ANY_EXCHANGE,
-    cheapest,
-    check_exchange,
-    check_types,
-    exchanges_for,
-    require_same,
-)
+from terngrad.ddp.checks import ANY_EXCHANGE, check_exchange, check_types, require_same
 from terngrad.ddp.crew import LaneCrew
 from terngrad.ddp.futures import after_backward, done, plain_average
 from terngrad.ddp.lane import Lane
@@ -33,26 +24,15 @@ from terngrad.ddp.parameters import averaged_parameters
 from terngrad.ddp.phases import Phases
 from terngrad.ddp.pilot import Pilot
 from terngrad.ddp.scratch import Scratch
+from terngrad.ddp.selection import Exchanges, Selection, as_method
 from terngrad.ddp.servers import ParameterServers
 from terngrad.ddp.stage import Stage, naming
 from terngrad.ddp.statistics import Counters, by_parameter, summary
 from terngrad.ddp.task import BucketTask, CallTask, SparseTask, sparse_bytes
 from terngrad.ddp.verify import verify
-from terngrad.ddp.watch import Watch
 from terngrad.errors import ConfigurationError
-from terngrad.exchange import EXCHANGES, Channel, Exchange, own_group
-from terngrad.methods import AnyBucket, Coder, Dense, Method, describe, from_spec, open_bucket
-from terngrad.perf.choice import PLAIN
-
-log = logging.getLogger("terngrad.auto")
-
-
-def as_method(method: Method | Auto | str) -> Method:
-    """A method, from itself or from its spec."""
-    if as_auto(method) is not None:
-        raise ConfigurationError(f"{method!r} is no method; attach(model, 'auto') begins with it, and pin() ends it")
-    assert not isinstance(method, Auto)
-    return from_spec(method) if isinstance(method, str) else method
+from terngrad.exchange import Channel, Exchange, own_group
+from terngrad.methods import AnyBucket, Coder, Dense, Method, describe, from_spec
 
 
 class Bucket(Protocol):
@@ -93,19 +73,10 @@ class Handle:
         self._auto = auto = as_auto(method)
         method = Dense() if auto is not None else as_method(method)
         self._attached = False  # until all is well
-        self._plain = False  # whether DDP's own group averages
         self._pilot: Pilot | None = None
-        if isinstance(exchange, ParameterServers):
-            if auto is not None:
-                raise ConfigurationError(
-                    f"attach: {auto.spec} with ParameterServers: it chooses among exchanges without servers; pass a "
-                    "method with servers, or leave them out"
-                )
-            self._exchange = f"{exchange.num_servers} servers"
-            self._exchanges: list[Exchange] = [exchange.claim(self, group)]
-        else:
-            self._exchange, self._exchanges = exchange, exchanges_for(exchange)
-        check_exchange(self._exchange, method)
+        exchanges = Exchanges(exchange, auto, self, group)
+        self._exchange = exchanges.name
+        check_exchange(exchanges.name, method)
         if verify_every < 0 or measure_every < 0:
             raise ConfigurationError(
                 f"verify_every={verify_every}, measure_every={measure_every}: both must be >= 0; 0 turns them off"
@@ -118,15 +89,16 @@ class Handle:
         with naming(lambda: f"rank {dist.get_rank(group)}, attach"):
             self._channel = Channel(own_group(group))
         self._lane = Lane()
-        self._device = next(iter(self._parameters.values()), torch.empty(0)).device
-        self._crew = LaneCrew(self._lane, self._channel, self._device, _step_of(weakref.ref(self)))
         weakref.finalize(self, self._lane.release)
+        device = next(iter(self._parameters.values()), torch.empty(0)).device
+        self._crew = LaneCrew(self._lane, self._channel, device, _step_of(weakref.ref(self)))
         self._phases = Phases()
         self._scratch = (Scratch(), Scratch())
         self._coder = Coder(
             method, describe(self._parameters), self._channel.rank, self._channel.world_size, operator.index(seed)
         )
         self._momentum = MomentumLink(optimizer, self._parameters, [self._coder], by_memory=True)
+        self._selection = Selection(self._coder, exchanges, self._momentum, self._parameters, self._crew)
         self._grad_scaler = grad_scaler
         self._counters = Counters()
         self._layouts = Layouts(self._parameters, self._scratch)
@@ -135,41 +107,24 @@ class Handle:
         self._position = 0  # buckets of this step so far
         self._unnumbered = False
         try:
-            problem = self._problem_with(method)
-            spec = auto.spec if auto is not None else ""
-            self._agree("attach", problem=str(problem), grad_scaler=grad_scaler is not None, auto=spec)
-            if problem:
-                raise problem
-            if auto is not None and self._channel.world_size > 1:
-                self._pilot = self._make_pilot(auto)
+            self._begin(method, device)
         except BaseException:
             self._lane.close()
             raise
-        self._follow_method()
+        self._selection.place_momentum()
         self._attached = True
 
-    def _make_pilot(self, auto: Auto) -> Pilot:
-        """With the candidates that this model and its optimizer admit, which ranks agree on."""
-        usable = {}
-        for spec, method in auto.methods.items():
-            problem = self._problem_with(method)
-            if any(self._crew.gather(problem is not None)):
-                log.info("%s is no candidate: %s", spec, problem or "another rank cannot use it")
-            else:
-                usable[spec] = method
-        names = [exchange.name for exchange in self._exchanges]
-        trained = sum(p.numel() for p in self._parameters.values() if p.requires_grad)
-        pilot = Pilot(auto, usable, self._coder.parameters, trained, names, self._crew, Watch(device=self._device))
-        self._follow_decision(pilot.start(0))
-        return pilot
-
-    def _follow_decision(self, decision: Decision) -> None:
-        self._plain = decision.method == PLAIN
-        if self._exchange == ANY_EXCHANGE:
-            chosen = EXCHANGES.get(decision.exchange)
-            self._exchanges = exchanges_for(ANY_EXCHANGE) if chosen is None else [chosen]
-        self._coder.set_method(Dense() if self._plain else from_spec(decision.method))
-        self._follow_method()
+    def _begin(self, method: Method, device: torch.device) -> None:
+        """Makes sure that all ranks can begin with the same, and has "auto" make its first decision."""
+        problem = self._selection.problem_with(method)
+        auto = self._auto
+        spec = auto.spec if auto is not None else ""
+        self._agree("attach", problem=str(problem), grad_scaler=self._grad_scaler is not None, auto=spec)
+        if problem:
+            raise problem
+        if auto is not None and self._channel.world_size > 1:
+            self._pilot = self._selection.make_pilot(auto, device)
+            self._selection.follow(self._pilot.start(0))
 
     # For the user
 
@@ -216,40 +171,21 @@ class Handle:
 
         "auto" makes no more choices after that.
         """
-        problem = self._problem_with(method)
+        problem = self._selection.problem_with(method)
         spec = as_method(method).spec if problem is None else str(method)
         self._agree("set_method", method=spec, problem=str(problem))
         if problem:
             raise problem
         method = as_method(method)
         if self._pilot is not None:
-            self._exchanges = exchanges_for(self._exchange)
-            self._plain = False
             self._pilot.pin(Decision(self._step, method.spec, self._exchange, "pinned"))
-        self._coder.set_method(method)
-        self._follow_method()
+        self._selection.set_method(method)
 
     def pin(self) -> None:
         """Has "auto" stay with what it uses now."""
         self._agree("pin")
         if self._pilot is not None:
             self._pilot.pin(replace(self._pilot.decisions[-1], step=self._step, reason="pinned"))
-
-    def _problem_with(self, method: Method | str) -> ConfigurationError | None:
-        """Why this model, its exchange or its optimizer does not admit a method."""
-        try:
-            method = as_method(method)
-            check_exchange(self._exchange, method)
-            check_types(self._parameters, method)
-            self._momentum.check(method)
-        except ConfigurationError as error:
-            return error
-        return None
-
-    def _follow_method(self) -> None:
-        """Has momentum where the method wants it."""
-        if self._channel.world_size > 1:
-            self._momentum.follow(self.method, self._crew.average)
 
     def drain(self) -> None:
         """Makes the next step dense: it sends the residuals as well, and leaves none."""
@@ -293,7 +229,7 @@ class Handle:
         if on_resize == "reset" and state.get("world_size") != self._channel.world_size:
             state = {**state, "residuals": {}, "velocities": {}}
         mine, chosen = self._identity(), None
-        if self._auto is not None and self._problem_with(state.get("method", "")) is None:
+        if self._auto is not None and self._selection.problem_with(state.get("method", "")) is None:
             mine["method"], chosen = state["method"], (state["method"], repr(state.get("auto")))
         problem = saving.problem_with(state, mine, self._parameters)
         step, seed = state.get("step"), state.get("seed")
@@ -303,7 +239,7 @@ class Handle:
         self._step = state["step"]
         self._epoch = state["epoch"]
         if self._pilot is not None:
-            self._follow_decision(self._pilot.load_state_dict(state.get("auto"), state["method"], self._step))
+            self._selection.follow(self._pilot.load_state_dict(state.get("auto"), state["method"], self._step))
         elif self._auto is not None:
             self._coder.set_method(from_spec(state["method"]))
         saving.restore(self._coder, state, self._parameters, keep_velocities=self._keeps_velocities(state))
@@ -352,7 +288,7 @@ class Handle:
             return done(buffer)
         if self._pilot is not None:
             self._pilot.ready(self._layouts.indices(bucket.parameters()), buffer)
-        if self._averages_plainly:
+        if self._selection.averages_plainly:
             return self._average_plainly(buffer)
         future = self._submit(bucket, buffer, step, position)
         return future if in_backward else future.then(self._value_or_failure)
@@ -379,11 +315,6 @@ class Handle:
         after_backward(self._raise_failure)
         return done(bucket.buffer())
 
-    @property
-    def _averages_plainly(self) -> bool:
-        """Not as long as something is held back: that is sent first."""
-        return self._plain and not (self._coder.residuals or self._coder.draining)
-
     def _average_plainly(self, buffer: Tensor) -> torch.futures.Future[Tensor]:
         """As DDP would without this package; nothing is held back that would have to be sent."""
         world_size = self._channel.world_size
@@ -400,7 +331,7 @@ class Handle:
         if self._pilot is not None:
             decision = self._pilot.begin(step)
             if decision is not None:
-                self._follow_decision(decision)
+                self._selection.follow(decision)
         if self._grad_scaler is not None:
             self._coder.rescale(self._grad_scaler.get_scale())
         if self._verify_every and step % self._verify_every == 0:
@@ -412,7 +343,7 @@ class Handle:
                     verify(self._channel, names, parameters, step, not in_backward, device)
 
             self._lane.submit(CallTask(check, stage))
-            if self._averages_plainly:  # then no bucket follows on the lane, and the step could end before it
+            if self._selection.averages_plainly:  # then no bucket follows on the lane, and the step could end before it
                 self._lane.call(lambda: None)
 
     def _submit(self, bucket: Bucket, buffer: Tensor, step: int, number: int) -> torch.futures.Future[Tensor]:
@@ -449,25 +380,11 @@ class Handle:
         measured = self._measure_every > 0 and step % self._measure_every == 0
 
         def open_code() -> tuple[AnyBucket, Exchange]:
-            return self._open(buffer, segments, number, step, epoch)
+            return self._selection.open(buffer, segments, number, step, epoch)
 
         scratch = self._scratch[number % 2]
         self._lane.submit(BucketTask(open_code, self._channel, scratch, stage, measured, complete))
         return future
-
-    def _open(
-        self, buffer: Tensor, segments: tuple[Segment, ...], bucket: int, step: int, epoch: int
-    ) -> tuple[AnyBucket, Exchange]:
-        """Picks the exchange for a bucket (the same on all ranks: it depends on sizes alone) and starts its code."""
-        world_size = self._channel.world_size
-        dense = self._coder.is_dense_step(step, epoch)
-
-        def frame_of(num_shards: int) -> AnyFrame:
-            return self._coder.frame(segments, buffer.dtype, dense, num_shards)
-
-        exchange = cheapest(self._exchanges, self.method, lambda shards: frame_of(shards).expected, world_size)
-        frame = frame_of(exchange.num_shards(world_size))
-        return open_bucket(self._coder, frame, buffer, bucket, step), exchange
 
     # Failures and agreement
 

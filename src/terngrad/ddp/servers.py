@@ -23,7 +23,7 @@ from terngrad.methods import add_messages
 PATIENCE_S = 3600.0
 
 
-class _Attached(Protocol):
+class Attached(Protocol):
     """What is used of a handle."""
 
     @property
@@ -75,7 +75,7 @@ class ParameterServers:
         self._exchange = ServerExchange(self._roster)
         self._patience = dt.timedelta(seconds=patience_s)
         self._closed = False
-        self._user: weakref.ref[_Attached] | None = None
+        self._user: weakref.ref[Attached] | None = None
 
     @property
     def num_servers(self) -> int:
@@ -96,7 +96,7 @@ class ParameterServers:
             )
         return self._workers
 
-    def claim(self, handle: _Attached, group: dist.ProcessGroup) -> ServerExchange:
+    def claim(self, handle: Attached, group: dist.ProcessGroup) -> ServerExchange:
         """The exchange, for the one handle that may use it at a time; its model must be spread over all workers."""
         user = self._user() if self._user is not None else None
         if user is not None and user.attached:
