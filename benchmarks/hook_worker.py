@@ -181,42 +181,55 @@ def run_steps(job: Job) -> dict[str, Any]:
     methods = {name: Method(name) for name in job.methods}
     records = {name: Record() for name in job.methods}
     probed: dict[str, Any] = {}
+    profiles: list[perf.Profile] = []
     for number in range(job.rounds):
-        if job.predict and number == job.rounds // 2:
-            probed = probe(job, module, loss)
+        if job.predict:
+            profiles.append(slowest_profile(job, module, loss))
+            if number == job.rounds // 2:
+                probed = probe(job, module, profiles[-1])
+            module.zero_grad()
         for name in random.Random(f"{job.seed} {number}").sample(job.methods, len(job.methods)):
             take_turn(methods[name], module, loss, records[name], job)
             gc.collect()  # DDP refers to itself, and takes its hooks off the parameters only when it is gone
     return {
         "num_parameters": sum(p.numel() for p in module.parameters()),
         "methods": {name: asdict(record) for name, record in records.items()},
-        "probed": probed,
+        "probed": {**probed, "profile": in_the_middle(profiles).describe()} if probed else {},
     }
 
 
-def probe(job: Job, module: nn.Module, loss: Loss) -> dict[str, Any]:
-    """What the performance model needs, measured now: the slowest rank's, and all links at once."""
+def slowest_profile(job: Job, module: nn.Module, loss: Loss) -> perf.Profile:
+    """A step without communication, on the rank that takes longest for it while all compute."""
+    optimizer = torch.optim.SGD(module.parameters(), lr=1e-4, momentum=job.momentum)
+    profile = probes.measure_profile(module, lambda: loss(module), optimizer, repeats=3, meet=dist.barrier)
+    everyone: list[Any] = [None] * job.world_size
+    dist.all_gather_object(everyone, profile)
+    return max(everyone, key=lambda found: found.compute_s)
+
+
+def in_the_middle(profiles: list[perf.Profile]) -> perf.Profile:
+    """The machine is not always as fast: of profiles from all rounds the median one."""
+    return sorted(profiles, key=lambda found: found.compute_s)[len(profiles) // 2]
+
+
+def probe(job: Job, module: nn.Module, profile: perf.Profile) -> dict[str, Any]:
+    """What else the performance model needs, measured now: the slowest rank's codecs, and all links at once."""
     channel = Channel(dist.distributed_c10d._get_default_group())
     link = probes.measure_link(channel, torch.device("cpu")) if job.world_size > 1 else perf.Link(0.0, 1e12)
-    optimizer = torch.optim.SGD(module.parameters(), lr=1e-4, momentum=job.momentum)
-    dist.barrier()
-    profile = probes.measure_profile(module, lambda: loss(module), optimizer, repeats=7, meet=dist.barrier)
     own = {spec: terngrad.from_spec(spec) for spec in job.methods if spec not in DDP_NAMES and _is_predicted(spec)}
     largest, sample = perf.largest_bucket(profile, perf.default_plan(profile)), probes.sample_of(module)
     dist.barrier()  # hosts that share cores compute at the same time
     codecs = {spec: probes.measure_codec(method, sample, largest) for spec, method in own.items()}
     dist.barrier()
     speeds = probes.measure_speeds()
-    module.zero_grad()
     everyone: list[Any] = [None] * job.world_size
-    dist.all_gather_object(everyone, (profile, codecs, speeds))
+    dist.all_gather_object(everyone, (codecs, speeds))
     codecs = max(
-        (found[1] for found in everyone), key=lambda found: sum(one.seconds(1 << 20) for one in found.values())
+        (found[0] for found in everyone), key=lambda found: sum(one.seconds(1 << 20) for one in found.values())
     )
     return {
         "link": asdict(link),
-        "profile": max((found[0] for found in everyone), key=lambda found: found.compute_s).describe(),
-        "speeds": [asdict(found[2]) for found in everyone],
+        "speeds": [asdict(found[1]) for found in everyone],
         "codecs": {spec: asdict(codec) for spec, codec in codecs.items()},
         "cores": len(os.sched_getaffinity(0)) / (1 if job.pin else job.world_size),
         "bucket_view": job.bucket_view,
