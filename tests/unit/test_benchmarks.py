@@ -61,8 +61,14 @@ def assert_provenance(result: dict[str, Any]) -> None:
     assert "seed" in found["arguments"]
 
 
-def test_bench_kernels_writes_a_ratio_to_the_copy_for_every_kernel(tmp_path: Path) -> None:
-    result, table = run_benchmark("bench_kernels.py", tmp_path / "kernels.json", *TINY_KERNELS)
+@pytest.fixture(scope="module")
+def kernels(tmp_path_factory: pytest.TempPathFactory) -> tuple[dict[str, Any], str]:
+    """One run of bench_kernels."""
+    return run_benchmark("bench_kernels.py", tmp_path_factory.mktemp("bench") / "kernels.json", *TINY_KERNELS)
+
+
+def test_bench_kernels_writes_a_ratio_to_the_copy_for_every_kernel(kernels: tuple[dict[str, Any], str]) -> None:
+    result, table = kernels
     assert_provenance(result)
     assert result["kernels"]["copy"]["ratio"]["median"] == 1
     wanted = {"statistics", "encode two-bit", "encode base3", "average 2 two-bit", "average 2 base3", "error base3"}
@@ -76,8 +82,8 @@ def test_bench_kernels_writes_a_ratio_to_the_copy_for_every_kernel(tmp_path: Pat
         assert name in table
 
 
-def test_bench_kernels_writes_speed_and_bits_of_the_entropy_coder(tmp_path: Path) -> None:
-    result, table = run_benchmark("bench_kernels.py", tmp_path / "kernels.json", *TINY_KERNELS)
+def test_bench_kernels_writes_speed_and_bits_of_the_entropy_coder(kernels: tuple[dict[str, Any], str]) -> None:
+    result, table = kernels
     wanted = {"base3, 1%", "base3, 10%", "base3, 35%", "sums of 2, 10%", "sums of 4, 10%", "sums of 8, 10%"}
     assert result["entropy"].keys() == wanted
     for name, found in result["entropy"].items():
