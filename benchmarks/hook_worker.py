@@ -32,7 +32,7 @@ from torch.nn.parallel import DistributedDataParallel
 import terngrad
 from terngrad import perf
 from terngrad.exchange import Channel
-from terngrad.perf import probes
+from terngrad.perf import probes, wires
 
 NO_SYNC, DDP, DDP_FP16, POWERSGD, AUTO = "no-sync", "ddp", "ddp-fp16", "powersgd-", "auto"
 DDP_NAMES = (NO_SYNC, DDP, DDP_FP16)
@@ -215,7 +215,7 @@ def in_the_middle(profiles: list[perf.Profile]) -> perf.Profile:
 def probe(job: Job, module: nn.Module, profile: perf.Profile) -> dict[str, Any]:
     """What else the performance model needs, measured now: the slowest rank's codecs, and all links at once."""
     channel = Channel(dist.distributed_c10d._get_default_group())
-    link = probes.measure_link(channel, torch.device("cpu")) if job.world_size > 1 else perf.Link(0.0, 1e12)
+    link = wires.measure_link(channel, torch.device("cpu")) if job.world_size > 1 else perf.Link(0.0, 1e12)
     own = {spec: terngrad.from_spec(spec) for spec in job.methods if spec not in DDP_NAMES and _is_predicted(spec)}
     largest, sample = perf.largest_bucket(profile, perf.default_plan(profile)), probes.sample_of(module)
     dist.barrier()  # hosts that share cores compute at the same time

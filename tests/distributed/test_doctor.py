@@ -21,7 +21,7 @@ from distributed.lab_traces import wait_until
 from terngrad.exchange import Channel
 from terngrad.lab import Lab
 from terngrad.perf import Link
-from terngrad.perf.probes import Wire, measure_link, measure_wires, pairs_of
+from terngrad.perf.wires import Wire, measure_link, measure_wires, pairs_of
 
 pytestmark = pytest.mark.distributed
 

@@ -13,7 +13,8 @@ from terngrad.perf import Gradient, Line, Link, ParameterInfo, Profile
 from terngrad.perf.diagnosis import Finding, cluster_of, contention_with, in_ddp, predict_all, verdict
 from terngrad.perf.doctor import Examination
 from terngrad.perf.places import Place
-from terngrad.perf.probes import Codec, Speeds, Wire
+from terngrad.perf.probes import Codec, Speeds
+from terngrad.perf.wires import Wire
 
 LINK = Link(1e-4, 1e6)
 CODECS = {"terngrad": Codec(Line(1e-4, 1e-9), Line(1e-4, 1e-9), Line()), "fp16": Codec(Line(), Line(), Line())}

@@ -25,7 +25,8 @@ from terngrad.perf.diagnosis import (
     verdict,
 )
 from terngrad.perf.places import Place, find_place
-from terngrad.perf.probes import Codec, Speeds, Wire, measure_codec, measure_profile, pairs_of, sample_of
+from terngrad.perf.probes import Codec, Speeds, measure_codec, measure_profile, sample_of
+from terngrad.perf.wires import Wire, pairs_of
 
 FREE = Codec(Line(), Line(), Line(), 1.0)
 

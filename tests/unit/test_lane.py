@@ -183,6 +183,15 @@ def test_closing_ends_the_thread_after_what_was_submitted() -> None:
     lane.close()
 
 
+def test_a_lane_that_was_brought_to_rest_still_does_what_it_is_asked() -> None:
+    lane = Lane()
+    assert lane.call(lambda: 1) == 1
+    lane.release()
+    lane.rest(60.0)
+    assert lane.call(lambda: 2) == 2
+    lane.close()
+
+
 def test_an_unused_lane_has_no_thread() -> None:
     before = threading.active_count()
     lane = Lane()

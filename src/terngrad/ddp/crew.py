@@ -13,7 +13,7 @@ from terngrad.ddp.lane import Lane
 from terngrad.ddp.stage import DeviceOrder, naming
 from terngrad.exchange import Channel
 from terngrad.perf import Link
-from terngrad.perf.probes import measure_link
+from terngrad.perf.wires import measure_link
 
 T = TypeVar("T")
 

@@ -12,9 +12,10 @@ from terngrad.perf.buckets import default_plan
 from terngrad.perf.choice import PLAIN, WORTH_IT, predict_methods
 from terngrad.perf.network import HERE, Cluster, Link
 from terngrad.perf.places import Place
-from terngrad.perf.probes import Codec, Speeds, Wire
+from terngrad.perf.probes import Codec, Speeds
 from terngrad.perf.profile import Profile
 from terngrad.perf.step import AllReduce, Line, Prediction
+from terngrad.perf.wires import Wire
 
 SLOW_HOST = 1.3  # times the median rank: as slow as that it holds all others up
 SLOW_LINK = 0.5  # of the median rank's rate

@@ -33,9 +33,10 @@ from terngrad.perf.diagnosis import (
 )
 from terngrad.perf.network import Link
 from terngrad.perf.places import Place, find_place, tell_all
-from terngrad.perf.probes import Codec, Speeds, Wire, measure_codec, measure_link, measure_speeds, measure_wires
+from terngrad.perf.probes import Codec, Speeds, measure_codec, measure_speeds
 from terngrad.perf.profile import Profile
 from terngrad.perf.step import Prediction
+from terngrad.perf.wires import Wire, measure_link, measure_wires
 
 MEETING = dt.timedelta(minutes=3)  # for all ranks to start
 PATIENCE = dt.timedelta(minutes=30)  # for the slowest: to find it is what this is for

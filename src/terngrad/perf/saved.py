@@ -12,9 +12,10 @@ from terngrad.errors import ConfigurationError
 from terngrad.perf.diagnosis import cluster_of, contention_with, cores_for, in_ddp
 from terngrad.perf.network import Cluster, Link
 from terngrad.perf.places import Place
-from terngrad.perf.probes import Codec, Speeds, Wire
+from terngrad.perf.probes import Codec, Speeds
 from terngrad.perf.profile import Profile
 from terngrad.perf.step import Line
+from terngrad.perf.wires import Wire
 
 
 @dataclass(frozen=True)
