@@ -241,19 +241,26 @@ def main(here: Path, description: str, arms: Callable[[argparse.Namespace], Sequ
     )
 
 
-SDAGC = "sdagc:threshold=2.5,values=sign,compensation=sam"  # the default, written out
+SDAGC = "sdagc:threshold={},values=sign,compensation=upfront"
+DEFAULT_THRESHOLD = 2.5
 OTHERS = {"fp16": "fp16", "TernGrad": "terngrad:codec=entropy", "DGC": "dgc:density=0.001"}
 
 
-def methods_of(label: str, recipe: Sequence[str], steps: int, options: argparse.Namespace) -> list[Arm]:
-    """One recipe with SDAGC and fp32 over all seeds, and once with every method that SDAGC is compared with."""
+def methods_of(
+    label: str, recipe: Sequence[str], steps: int, options: argparse.Namespace, thresholds: Sequence[float] = ()
+) -> list[Arm]:
+    """One recipe with SDAGC and fp32 over all seeds, and once with every method that SDAGC is compared with.
+
+    SDAGC with its defaults, written out, and with these other thresholds.
+    """
     number = scaled(steps, options)
     common = (*recipe, "--steps", number, "--eval-every", str(int(number) // 5), *COMMON)
     base = f"{label}, fp32"
     four = (*common, "--virtual-workers", "4")
     return [
         Arm(base, (*four, "--method", "fp32")),
-        Arm(f"{label}, SDAGC", (*four, "--method", SDAGC), base),
+        Arm(f"{label}, SDAGC", (*four, "--method", SDAGC.format(DEFAULT_THRESHOLD)), base),
+        *(Arm(f"{label}, SDAGC at {t} sigma", (*four, "--method", SDAGC.format(t)), base) for t in thresholds),
         *(Arm(f"{label}, {name}", (*four, "--method", spec), base, 1) for name, spec in OTHERS.items()),
         Arm(f"{label}, PowerSGD", (*common, "--workers", "4", "--method", "powersgd:rank=1"), base, 1),
     ]

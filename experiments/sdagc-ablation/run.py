@@ -18,6 +18,7 @@ PARTS = {
     "no accumulation, no compensation": "accumulation=no,compensation=none",
     "no compensation": "compensation=none",
     "compensation by masking": "compensation=masking",
+    "compensation by sam": "compensation=sam",
     "sigma of the gradient": "sigma_of=gradient",
     "with warm-up": "warmup_steps=100",
     "with local clipping": "clip_norm=1",

@@ -24,7 +24,7 @@ from terngrad.errors import ConfigurationError
 from terngrad.exchange import LENGTH_BYTES
 from terngrad.methods import AnyBucket, Coder, Method, describe, open_bucket
 
-_STATE_FORMAT = 2
+_STATE_FORMAT = 3
 
 
 class VirtualWorkers:

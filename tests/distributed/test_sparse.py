@@ -23,6 +23,7 @@ STEPS = 8
 METHODS = (
     "sdagc:threshold=2,values=bf16,compensation=masking",
     "sdagc:threshold=2",
+    "sdagc:threshold=2,compensation=sam",
     "sdagc:threshold=2,compensation=none,values=fp32,dense_below=100",
     "dgc:density=0.05",
     "terngrad:codec=entropy,dense_below=100",
@@ -295,14 +296,16 @@ def refused(rank: int, world_size: int) -> dict[str, str]:
     model = DistributedDataParallel(Net())
     adam = torch.optim.Adam(model.parameters())
     damped = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9, dampening=0.1)
+    endless = torch.optim.SGD(model.parameters(), lr=0.1, momentum=1.0)
     some = torch.optim.SGD(list(model.parameters())[:1], lr=0.1, momentum=0.9)
     nesterov = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9, nesterov=True)
     return {
         "none": message_of(lambda: tg.attach(model, "sdagc")),
         "adam": message_of(lambda: tg.attach(model, "sdagc", optimizer=adam)),
         "damped": message_of(lambda: tg.attach(model, "dgc", optimizer=damped)),
+        "endless": message_of(lambda: tg.attach(model, "sdagc", optimizer=endless)),
         "some": message_of(lambda: tg.attach(model, "sdagc", optimizer=some)),
-        "sam": message_of(lambda: tg.attach(model, "sdagc", optimizer=nesterov)),
+        "sam": message_of(lambda: tg.attach(model, "sdagc:compensation=sam", optimizer=nesterov)),
     }
 
 
@@ -312,6 +315,7 @@ def test_what_cannot_be_compensated_is_refused_with_a_way_out() -> None:
         assert "torch.optim.SGD only" in found["adam"]
         assert "compensation='none'" in found["adam"]
         assert "dampening=0.1" in found["damped"]
+        assert "momentum=1.0" in found["endless"]
         assert "does not have" in found["some"]
         assert "compensation='masking'" in found["sam"]
 

@@ -195,6 +195,21 @@ def test_sam_keeps_momentum_in_one_buffer() -> None:
     assert not ranks.coders[0].velocities
 
 
+@pytest.mark.parametrize("sigma_of", ["residual", "gradient"])
+def test_upfront_is_training_without_momentum_at_a_higher_learning_rate(sigma_of: str) -> None:
+    """Momentum 0.75 makes 1 + 0.75 / (2 * 0.25) = 2.5 of a gradient, at once."""
+    method = SDAGC(threshold=2.0, values="fp32", sigma_of=sigma_of)
+    with_momentum, without = (Ranks.start(method, (1000,), 2) for _ in range(2))
+    for coder in with_momentum.coders:
+        coder.momenta = {0: Momentum(0.75)}
+    for step in range(10):
+        gradients = gradients_of(without, seed=step)
+        expected = without.reduce([2.5 * gradient for gradient in gradients], step=step)
+        found = with_momentum.reduce(gradients, step=step)
+        torch.testing.assert_close(found[0], expected[0])
+    assert not with_momentum.coders[0].velocities
+
+
 def test_parameters_that_are_sent_whole_get_their_momentum_too() -> None:
     ranks = start(SDAGC(dense_below=10**6), 2, Momentum(0.5))
     gradients = gradients_of(ranks)
@@ -270,7 +285,7 @@ def test_sam_holds_back_what_values_are_short_of(values: str) -> None:
 
 @pytest.mark.parametrize("num_shards", [1, 3])
 @pytest.mark.parametrize("values", VALUES)
-@pytest.mark.parametrize("compensation", ["masking", "sam"])
+@pytest.mark.parametrize("compensation", ["masking", "sam", "upfront"])
 def test_a_gradient_that_is_not_finite_is_seen_by_all_and_puts_back_what_was_sent(
     values: str, num_shards: int, compensation: str
 ) -> None:
@@ -289,7 +304,8 @@ def test_a_gradient_that_is_not_finite_is_seen_by_all_and_puts_back_what_was_sen
         assert average[SIZES[0] :].isfinite().all()
     for rank in range(3):
         finite = gradients[rank].isfinite()
-        velocity = torch.where(finite, 0.9 * speed[rank] + gradients[rank], speed[rank])
+        counted = gradients[rank] * (5.5 if compensation == "upfront" else 1.0)
+        velocity = torch.where(finite, 0.9 * speed[rank] + counted, speed[rank])
         expected = torch.where(finite, before[rank] + velocity, before[rank])
         torch.testing.assert_close(held(ranks, rank), expected)
 
@@ -418,7 +434,7 @@ def test_without_accumulation_a_void_step_leaves_nothing_behind() -> None:
     assert not held(ranks, 0).any()
 
 
-@pytest.mark.parametrize("compensation", ["masking", "sam"])
+@pytest.mark.parametrize("compensation", ["masking", "sam", "upfront"])
 def test_momentum_cannot_be_compensated_without_accumulation(compensation: str) -> None:
     with pytest.raises(ConfigurationError, match=r"SDAGC\(accumulation=False\): accumulation must be True unless"):
         SDAGC(accumulation=False, compensation=compensation)

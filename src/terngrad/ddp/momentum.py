@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from terngrad.errors import ConfigurationError
-from terngrad.methods import SAM, Coder, Method, Momentum, Sparse
+from terngrad.methods import MASKING, SAM, UPFRONT, Coder, Method, Momentum, Sparse
 
 _MOVED = ("momentum", "nesterov", "weight_decay")
 
@@ -35,11 +35,11 @@ def check_optimizer(optimizer: torch.optim.Optimizer, parameters: Mapping[str, n
             "method compensation='none', which leaves momentum where it is"
         )
     for number, group in enumerate(optimizer.param_groups):
-        if group["dampening"] or group["maximize"] or group.get("fused"):
+        if group["dampening"] or group["maximize"] or group.get("fused") or group["momentum"] >= 1:
             raise ConfigurationError(
-                f"attach(optimizer={name}): group {number} has dampening={group['dampening']}, "
-                f"maximize={group['maximize']}, fused={group.get('fused')}; momentum can be moved for dampening=0, "
-                "maximize=False and fused=False"
+                f"attach(optimizer={name}): group {number} has momentum={group['momentum']}, dampening="
+                f"{group['dampening']}, maximize={group['maximize']}, fused={group.get('fused')}; momentum can be "
+                "moved if it is below 1, for dampening=0, maximize=False and fused=False"
             )
     momenta = {(group["momentum"], group["nesterov"]) for group in optimizer.param_groups}
     if isinstance(method, Sparse) and method.compensation == SAM and (len(momenta) > 1 or any(n for _, n in momenta)):
@@ -78,7 +78,7 @@ class MomentumLink:
         self._by_memory = by_memory
         self._moved: MovedMomentum | None = None
         self._sparse: frozenset[int] = frozenset()  # parameters that the method does not send whole
-        self._in_residuals = False  # where `sam` keeps the velocities of those
+        self._form = ""  # of these parameters' momentum: the method's compensation
 
     @property
     def moved(self) -> bool:
@@ -102,29 +102,34 @@ class MomentumLink:
         wants = _wants_momentum(method) and self._optimizer is not None
         infos = self._coders[0].parameters
         sparse = frozenset(i for i, info in enumerate(infos) if wants and not method.sends_dense(info))
-        in_residuals = isinstance(method, Sparse) and method.compensation == SAM
-        if wants and self.moved and (sparse, in_residuals) == (self._sparse, self._in_residuals):
+        form = method.compensation if isinstance(method, Sparse) else ""
+        if wants and self.moved and (sparse, form) == (self._sparse, self._form):
             return
         self.give_back(mean)
         if wants:
-            self._sparse, self._in_residuals = sparse, in_residuals
+            self._sparse, self._form = sparse, form
             self._take()
 
+    def _weight(self, momentum: Momentum) -> float:
+        """How often a gradient counts that is held back, as the optimizer would have it count 1 / (1 - m) times."""
+        return {MASKING: 1 / (1 - momentum.factor), UPFRONT: momentum.upfront}.get(self._form, 1.0)
+
     def _take(self) -> None:
-        """What is held back was a gradient for the optimizer, which would have counted 1 / (1 - m) times in the end."""
+        """What is held back was a gradient for the optimizer, and becomes what it would be if it came now."""
         assert self._optimizer is not None  # the caller has looked
-        self._moved = moved = MovedMomentum(self._optimizer, self._list)
+        at_once = self._sparse if self._form == UPFRONT else frozenset()
+        self._moved = moved = MovedMomentum(self._optimizer, self._list, at_once)
         velocities = {i: self._flat(i, found) for i, found in moved.take().items()}
         for coder in self._coders:
             coder.momenta = moved.momenta
-            if not self._in_residuals:
-                for i in self._sparse & set(coder.residuals):
-                    coder.residuals[i] = coder.residuals[i].float() / (1 - moved.momenta[i].factor)
+            for i in self._sparse & set(coder.residuals):
+                coder.residuals[i] = coder.residuals[i].float() * self._weight(moved.momenta[i])
             for i, velocity in velocities.items():
                 momentum = moved.momenta[i]
-                if i in self._sparse and self._in_residuals:
+                if i in self._sparse and self._form != MASKING:
+                    to_come = momentum.factor if self._form == SAM else momentum.upfront - 1
                     held = coder.residual(i, velocity.numel(), velocity.device)
-                    held.add_(velocity, alpha=momentum.factor * coder.scale)
+                    held.add_(velocity, alpha=to_come * coder.scale)
                 else:
                     coder.velocities[i] = velocity * (coder.scale * momentum.ahead)
 
@@ -148,12 +153,12 @@ class MomentumLink:
         momentum = self._coders[0].momenta.get(i, Momentum())
         found = []
         for coder in self._coders:
-            if i in self._sparse and self._in_residuals and momentum.factor:
+            if i in self._sparse and self._form == SAM and momentum.factor:
                 held = coder.residuals.pop(i, None)
                 found.append(held / (momentum.factor * coder.scale) if held is not None else None)
                 continue
             if i in self._sparse and i in coder.residuals:
-                coder.residuals[i] = coder.residuals[i] * (1 - momentum.factor)
+                coder.residuals[i] = coder.residuals[i] / self._weight(momentum)
             velocity = coder.velocities.get(i)
             found.append(velocity / (coder.scale * momentum.ahead) if velocity is not None else None)
         there = [velocity for velocity in found if velocity is not None]
@@ -199,10 +204,13 @@ class MomentumLink:
 
 
 class MovedMomentum:
-    """The momentum of one optimizer, while it is with a method."""
+    """The momentum of one optimizer, while it is with a method, which adds that of some parameters `at_once`."""
 
-    def __init__(self, optimizer: torch.optim.Optimizer, parameters: Sequence[nn.Parameter]) -> None:
+    def __init__(
+        self, optimizer: torch.optim.Optimizer, parameters: Sequence[nn.Parameter], at_once: frozenset[int]
+    ) -> None:
         self._optimizer = optimizer
+        self._at_once = at_once
         self._index = {id(p): i for i, p in enumerate(parameters)}
         self._kept: list[dict[str, Any]] = []  # of each group, what it was told to be
         self._decay: dict[int, Tensor] = {}  # velocity of weight decay, by parameter index
@@ -290,9 +298,11 @@ class MovedMomentum:
 
     def _add_decay(self, p: nn.Parameter, kept: Mapping[str, Any]) -> None:
         decay = kept["weight_decay"] * p.detach()
-        momentum = kept["momentum"]
-        if momentum:
-            velocity = self._decay.setdefault(self._index[id(p)], torch.zeros_like(decay))
+        momentum, i = kept["momentum"], self._index[id(p)]
+        if i in self._at_once:
+            decay *= self.momenta[i].upfront
+        elif momentum:
+            velocity = self._decay.setdefault(i, torch.zeros_like(decay))
             velocity.mul_(momentum).add_(decay)
             decay = decay + momentum * velocity if kept["nesterov"] else velocity
         assert p.grad is not None  # the caller has looked

@@ -9,7 +9,7 @@ from torch import nn
 
 from terngrad.methods import Coder
 
-FORMAT = 3
+FORMAT = 4
 
 _ADVICE = {
     "format": "load it with the terngrad that wrote it",

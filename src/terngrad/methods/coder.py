@@ -14,6 +14,7 @@ from terngrad.methods.sparse import Sparse
 from terngrad.methods.terngrad import TernGrad
 
 REVISION_STEPS = 32  # over so many steps the usual density of a parameter is a mean
+UPFRONT_SHARE = 0.5  # of what momentum adds to a gradient in later steps: see docs/sparse.md
 
 
 @dataclass
@@ -47,6 +48,11 @@ class Momentum:
     def ahead(self) -> float:
         """A velocity here to the optimizer's: Nesterov's form keeps what it will look ahead by."""
         return self.factor if self.nesterov and self.factor else 1.0
+
+    @property
+    def upfront(self) -> float:
+        """What a gradient counts if a share of what momentum would add to it later, m / (1 - m), is added at once."""
+        return 1 + UPFRONT_SHARE * self.factor / (1 - self.factor)
 
 
 @dataclass

@@ -5,6 +5,7 @@ open is a reconstruction, named as such in docs/sparse.md with the reason for ea
 
 Per worker and parameter there is a residual v, and the momentum m the optimizer had; masking has a velocity u as well:
 
+    upfront   v <- v + (1 + m / (2 (1 - m))) g;  where |v| is above the threshold it is sent, and v <- 0
     sam       v <- v + g;  where |v| is above the threshold it is sent, and m v of it stays
     masking   u <- m u + g,  v <- v + u          (Nesterov: u <- m (u + g),  v <- v + u + g)
               where |v| is above the threshold it is sent; there v loses what was sent, and u is cleared
@@ -30,7 +31,7 @@ from terngrad.errors import ConfigurationError
 from terngrad.kernels import Statistics, draw_keys
 from terngrad.methods.base import Method, ParameterInfo, spec_of
 
-MASKING, SAM, NONE = "masking", "sam", "none"
+MASKING, SAM, UPFRONT, NONE = "masking", "sam", "upfront", "none"
 
 
 @dataclass(frozen=True)
@@ -39,7 +40,7 @@ class Sparse(Method):
 
     accumulation: bool = True  # of what is not sent; without it that is lost, which is of use only to see what it does
     values: str = "bf16"  # of what is sent; "sign": a bit each and one magnitude for a layer. Rounding is kept back
-    compensation: str = MASKING  # of momentum: DGC's, "sam": one buffer instead of two, "none": left to the optimizer
+    compensation: str = MASKING  # of momentum: DGC's; "upfront", "sam": one buffer, not two; "none": the optimizer's
     clip_norm: float = 0.0  # of the sum of all workers: each clips a layer to it over the square root of N; 0: not
     revision: float = (
         0.0  # damps a layer's step when more of it than usual arrives at once: by that ratio to this power
@@ -50,7 +51,7 @@ class Sparse(Method):
     def __post_init__(self) -> None:
         self._require("accumulation", type(self.accumulation) is bool, "be True or False")
         self._require("values", self.values in SPARSE_VALUES, f"be one of {', '.join(SPARSE_VALUES)}")
-        kinds = (MASKING, SAM, NONE)
+        kinds = (MASKING, SAM, UPFRONT, NONE)
         self._require("compensation", self.compensation in kinds, f"be one of {', '.join(kinds)}")
         keeps = self.accumulation or self.compensation == NONE
         self._require("accumulation", keeps, "be True unless compensation='none': velocities keep what was not sent")
@@ -109,6 +110,7 @@ class View:
     statistics: Statistics  # of the residuals
     gradient_statistics: Statistics | None  # where the method has asked for them
     numels: Tensor  # float64
+    gains: Tensor  # float32: what gradients were multiplied by when they were added to the residuals
 
     def deviations(self, statistics: Statistics) -> Tensor:
         """The standard deviation of each segment, float64."""
@@ -121,7 +123,7 @@ class SDAGC(Sparse):
     """Sends what lies beyond `threshold` standard deviations of its layer's residual."""
 
     values: str = "sign"  # more than twice as many of them as with bf16, for the same bytes
-    compensation: str = SAM  # with masking it learned far slower, byte for byte (experiments/sdagc-cifar10)
+    compensation: str = UPFRONT  # nothing is sent twice: byte for byte it learns fastest (docs/sparse.md)
     threshold: float = 2.5  # in standard deviations: higher means fewer bytes and later arrival
     warmup_threshold: float = 2.0  # of the first step
     warmup_steps: int = 0  # over so many steps the threshold rises to its final value
@@ -155,9 +157,12 @@ class SDAGC(Sparse):
         return self.warmup_threshold + (self.threshold - self.warmup_threshold) * step / self.warmup_steps
 
     def thresholds(self, view: View) -> Tensor:
-        statistics = view.gradient_statistics if self.sigma_of == "gradient" else view.statistics
-        assert statistics is not None  # it was asked for
-        wanted = (self.threshold_at(view.step) * view.deviations(statistics)).float()
+        if self.sigma_of == "gradient":
+            assert view.gradient_statistics is not None  # it was asked for
+            deviations = view.deviations(view.gradient_statistics) * view.gains
+        else:
+            deviations = view.deviations(view.statistics)
+        wanted = (self.threshold_at(view.step) * deviations).float()
         largest = view.statistics.largest
         # Nothing above it: then the largest alone.
         return torch.where(wanted < largest, wanted, torch.nextafter(largest, torch.zeros_like(largest)))

@@ -30,7 +30,7 @@ from terngrad.codecs import (
 from terngrad.errors import WireError
 from terngrad.kernels import Entries, Int64Array, Statistics, kernels_for, num_tiles
 from terngrad.methods.coder import Coder, Measured, Momentum
-from terngrad.methods.sparse import NONE, SAM, Sparse, View
+from terngrad.methods.sparse import MASKING, NONE, SAM, UPFRONT, Sparse, View
 from terngrad.methods.sparse_sums import SUMS, add_sparse, entries_of, picks_of
 from terngrad.methods.sums import write_dense, write_dense_mean
 
@@ -131,7 +131,7 @@ class SparseBucket:
 
     def _velocities(self) -> list[Tensor] | None:
         """Of all sparse segments, if momentum is masked; those without momentum have none to speak of."""
-        if self._method.compensation in (SAM, NONE):
+        if self._method.compensation != MASKING:
             return None
         coder = self.coder
         if not any(coder.momenta.get(s.index, Momentum()).factor for s in self.frame.sparse):
@@ -166,22 +166,28 @@ class SparseBucket:
             return self._kernels.statistics(self.buffer, self._spans)
         return None
 
+    def _gains(self) -> Tensor:
+        """What each segment's gradient counts, with what momentum adds to it at once."""
+        momenta = [self.coder.momenta.get(s.index, Momentum()) for s in self.frame.sparse]
+        upfront = self._method.compensation == UPFRONT
+        return torch.tensor([momentum.upfront if upfront else 1.0 for momentum in momenta], device=self.buffer.device)
+
     def _factors(self, gradients: Statistics | None) -> Tensor:
-        """What each segment's gradient is multiplied by: local clipping."""
-        ones = torch.ones(len(self._spans), device=self.buffer.device)
+        """What each segment's gradient is multiplied by: its gain, and local clipping."""
+        gains = self._gains()
         if not self._method.clip_norm or gradients is None:
-            return ones
+            return gains
         most = self._method.clip_norm * self.coder.scale * self.coder.world_size**-0.5
         factors = (most / gradients.squares.sqrt()).float()
-        return torch.where(factors < 1, factors, ones)  # also where the norm is zero or not finite
+        return torch.where(factors < 1, factors * gains, gains)  # also where the norm is zero or not finite
 
     def _thresholds(self, residuals: list[Tensor], statistics: Statistics, gradients: Statistics | None) -> Tensor:
         if self.frame.whole:
             return torch.full((len(residuals),), -1.0, device=self.buffer.device)
         numels = torch.from_numpy(self._spans[:, 1]).to(self.buffer.device, torch.float64)
         indices = np.array([s.index for s in self.frame.sparse], dtype=np.uint64)
-        coder = self.coder
-        view = View(self.envelope.step, coder.seed, coder.rank, indices, residuals, statistics, gradients, numels)
+        step, coder, gains = self.envelope.step, self.coder, self._gains()
+        view = View(step, coder.seed, coder.rank, indices, residuals, statistics, gradients, numels, gains)
         return self._method.thresholds(view).to(torch.float32)
 
     # Between entries, which belong to segments, and picks, which lie in one space
