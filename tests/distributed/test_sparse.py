@@ -254,7 +254,7 @@ def test_a_momentum_that_a_scheduler_sets_is_taken_over() -> None:
 @stage.scenario(2)
 def stopped(rank: int, world_size: int) -> dict[str, Any]:
     found = {}
-    for method in METHODS[:4]:
+    for method in METHODS[:5]:
         run = Run(method, rank)
         run.train(range(4))
         checkpoint = run.save()
@@ -267,7 +267,7 @@ def stopped(rank: int, world_size: int) -> dict[str, Any]:
     return found
 
 
-@pytest.mark.parametrize("method", METHODS[:4])
+@pytest.mark.parametrize("method", METHODS[:5])
 def test_a_resumed_run_ends_with_the_same_bits(method: str) -> None:
     assert [found[method] for found in stage.play(stopped, 2)] == [(True, True)] * 2
 
@@ -286,6 +286,30 @@ def test_another_number_of_ranks_is_refused_unless_dropping_is_allowed() -> None
     for found in stage.play(resized, 2):
         assert "on_resize='reset'" in found["refused"]
         assert found["left"] == 0
+
+
+@stage.scenario(2)
+def from_a_world_of_one(rank: int, world_size: int) -> dict[str, tuple[float, float]]:
+    found = {}
+    for compensation in ("upfront", "sam", "masking"):
+        model = DistributedDataParallel(Net())
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
+        for parameter in model.parameters():
+            optimizer.state[parameter]["momentum_buffer"] = torch.ones_like(parameter)
+        handle = tg.attach(model, f"sdagc:compensation={compensation}", optimizer=optimizer)
+        coder = handle._coder
+        before = sum(float(held.sum()) for held in (*coder.residuals.values(), *coder.velocities.values()))
+        alone = {"momentum": None, "world_size": 1, "rank": 0, "residuals": {}, "velocities": {}}
+        handle.load_state_dict({**handle.state_dict(), **alone})
+        after = sum(float(held.sum()) for held in (*coder.residuals.values(), *coder.velocities.values()))
+        found[compensation] = before, after
+    return found
+
+
+def test_a_state_of_one_rank_leaves_the_optimizers_momentum_where_it_went() -> None:
+    for found in stage.play(from_a_world_of_one, 2):
+        for before, after in found.values():
+            assert before == after > 0
 
 
 # What is refused, and odd steps
@@ -317,7 +341,7 @@ def test_what_cannot_be_compensated_is_refused_with_a_way_out() -> None:
         assert "dampening=0.1" in found["damped"]
         assert "momentum=1.0" in found["endless"]
         assert "does not have" in found["some"]
-        assert "compensation='masking'" in found["sam"]
+        assert "pass compensation='upfront' or 'masking'" in found["sam"]
 
 
 @stage.scenario(2)

@@ -49,8 +49,8 @@ def test_a_push_moves_parameters_as_far_as_documented(compensation: str) -> None
     torch.testing.assert_close(ends[1], ends[0] * pushes / 10, rtol=1e-4, atol=1e-5)
 
 
-@pytest.mark.parametrize("compensation", FORMS)
-def test_what_an_optimizer_had_in_motion_goes_on(compensation: str) -> None:
+@pytest.mark.parametrize(("compensation", "nesterov"), [*((form, False) for form in FORMS), ("upfront", True)])
+def test_what_an_optimizer_had_in_motion_goes_on(compensation: str, nesterov: bool) -> None:
     """A velocity that moves to the method, from an optimizer that has trained before, comes to the same in the end.
 
     With `upfront` to half of it, as with all momentum.
@@ -59,7 +59,7 @@ def test_what_an_optimizer_had_in_motion_goes_on(compensation: str) -> None:
     for method in ("fp32", f"sdagc:threshold=1000,values=fp32,compensation={compensation}"):
         torch.manual_seed(0)
         net = nn.Linear(8, 8, bias=False)
-        optimizer = torch.optim.SGD(net.parameters(), lr=1.0, momentum=0.9)
+        optimizer = torch.optim.SGD(net.parameters(), lr=1.0, momentum=0.9, nesterov=nesterov)
         net.weight.grad = torch.arange(64.0).view(8, 8) + 1
         optimizer.step()
         before = net.weight.detach().clone()
@@ -123,6 +123,34 @@ def test_what_upfront_holds_back_is_a_gradient_again_for_the_optimizer() -> None
     assert optimizer.param_groups[0]["momentum"] == 0.9
     hand_over(workers, method)
     torch.testing.assert_close(workers._coders[0].residuals[0], residual)
+
+
+def test_a_momentum_of_one_that_is_set_later_is_refused() -> None:
+    _, optimizer, workers = trained("sdagc")
+    optimizer.param_groups[0]["momentum"] = 1.0
+    with pytest.raises(tg.ConfigurationError, match="it must be below 1"):
+        step(optimizer, workers, [torch.zeros(64)] * 2)
+
+
+def test_upfront_clips_before_it_adds_momentum() -> None:
+    _, optimizer, workers = trained("sdagc:threshold=0,values=fp32,clip_norm=2", steps=0)
+    gradient = torch.full((64,), 1.0)  # of norm 8, of which each of two workers may send 2 / sqrt(2)
+    step(optimizer, workers, [gradient, gradient])
+    parameter = optimizer.param_groups[0]["params"][0]
+    torch.testing.assert_close(parameter.grad.flatten(), gradient * 5.5 * 2**0.5 / 8)
+
+
+def test_groups_with_different_momentum_have_their_own_gains() -> None:
+    net = nn.Sequential(nn.Linear(8, 8, bias=False), nn.Linear(8, 8, bias=False))
+    groups = [
+        {"params": net[0].parameters(), "momentum": 0.5, "nesterov": True},
+        {"params": net[1].parameters(), "momentum": 0.0},
+    ]
+    optimizer = torch.optim.SGD(groups, lr=1.0)
+    workers = tg.VirtualWorkers(net, "sdagc:threshold=0,values=fp32", 2, optimizer=optimizer)
+    step(optimizer, workers, [torch.ones(128)] * 2)
+    gains = [float(parameter.grad.mean()) for parameter in net.parameters() if parameter.grad is not None]
+    assert gains == [1.5, 1.0]
 
 
 def test_upfront_decays_weights_as_much_as_it_moves_them() -> None:

@@ -242,11 +242,11 @@ class Handle:
             self._selection.follow(self._pilot.load_state_dict(state.get("auto"), state["method"], self._step))
         elif self._auto is not None:
             self._coder.set_method(from_spec(state["method"]))
-        saving.restore(self._coder, state, self._parameters, keep_velocities=self._keeps_velocities(state))
+        saving.restore(self._coder, state, self._parameters, keep_momentum=self._keeps_momentum(state))
         self._momentum.load_state_dict(state["momentum"])
 
-    def _keeps_velocities(self, state: Mapping[str, Any]) -> bool:
-        """Whether those that the optimizer had stay: the state has none of its own."""
+    def _keeps_momentum(self, state: Mapping[str, Any]) -> bool:
+        """Whether what the optimizer had stays: the state, of a world of one, has none of its own."""
         return state["momentum"] is None and self._momentum.moved
 
     def _identity(self) -> dict[str, Any]:

@@ -1,8 +1,8 @@
 """Momentum, taken out of an optimizer and given back.
 
 Sparse methods apply momentum to what they hold back, before it is sent; the optimizer must then have none of its own.
-Weight decay does not travel and keeps its momentum here, in a velocity of its own, as in DGC: with what the method does
-to the gradient, a parameter then moves as it would by plain SGD.
+Weight decay does not travel and has its momentum here, in the same form as the gradient: at once, or in a velocity of
+its own, as in DGC.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ def check_optimizer(optimizer: torch.optim.Optimizer, parameters: Mapping[str, n
     if isinstance(method, Sparse) and method.compensation == SAM and (len(momenta) > 1 or any(n for _, n in momenta)):
         raise ConfigurationError(
             f"attach(optimizer={name}): compensation='sam' is for one momentum, not Nesterov's, and the groups have "
-            f"{sorted(momenta)}; pass compensation='masking'"
+            f"{sorted(momenta)}; pass compensation='upfront' or 'masking'"
         )
     mine = {id(p) for group in optimizer.param_groups for p in group["params"]}
     theirs = {id(p) for p in parameters.values()}
@@ -127,14 +127,14 @@ class MomentumLink:
             for i, velocity in velocities.items():
                 momentum = moved.momenta[i]
                 if i in self._sparse and self._form != MASKING:
-                    to_come = momentum.factor if self._form == SAM else momentum.upfront - 1
+                    to_come = momentum.factor if self._form == SAM else (momentum.upfront - 1) * momentum.ahead
                     held = coder.residual(i, velocity.numel(), velocity.device)
                     held.add_(velocity, alpha=to_come * coder.scale)
                 else:
                     coder.velocities[i] = velocity * (coder.scale * momentum.ahead)
 
     def give_back(self, mean: Mean) -> None:
-        """The optimizer has its momentum again, and the mean of all ranks' velocities: the inverse of taking it."""
+        """The optimizer has its momentum again, and the mean of all ranks' velocities, where the method had any."""
         if self._moved is None:
             return
         velocities: dict[int, Tensor] = {}
@@ -264,6 +264,8 @@ class MovedMomentum:
                 "momentum was taken over; detach() before adding one, and attach anew"
             )
         for group, kept in zip(self._optimizer.param_groups, self._kept, strict=True):
+            if group["momentum"] >= 1:
+                raise ConfigurationError(f"momentum={group['momentum']} in an optimizer's group: it must be below 1")
             if group["momentum"]:
                 kept["momentum"] = group["momentum"]
             if group["weight_decay"]:

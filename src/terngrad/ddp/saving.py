@@ -56,9 +56,9 @@ def held_by(coder: Coder) -> dict[str, Any]:
 
 
 def restore(
-    coder: Coder, state: Mapping[str, Any], parameters: Mapping[str, nn.Parameter], keep_velocities: bool
+    coder: Coder, state: Mapping[str, Any], parameters: Mapping[str, nn.Parameter], keep_momentum: bool
 ) -> None:
-    """Puts it back."""
+    """Puts it back, but for what has come from the optimizer's momentum, if that is to be kept."""
     index = {name: i for i, name in enumerate(parameters)}
 
     def tensors(named: Mapping[str, Any]) -> dict[int, Any]:
@@ -66,8 +66,8 @@ def restore(
 
     coder.seed = state["seed"]
     coder.draining = state["draining"]
-    coder.residuals = tensors(state["residuals"])
-    if not keep_velocities:
+    if not keep_momentum:
+        coder.residuals = tensors(state["residuals"])
         coder.velocities = tensors(state["velocities"])
     coder.densities = {index[name]: density for name, density in state["densities"].items()}
     coder.scale = state["scale"]

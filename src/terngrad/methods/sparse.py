@@ -54,7 +54,7 @@ class Sparse(Method):
         kinds = (MASKING, SAM, UPFRONT, NONE)
         self._require("compensation", self.compensation in kinds, f"be one of {', '.join(kinds)}")
         keeps = self.accumulation or self.compensation == NONE
-        self._require("accumulation", keeps, "be True unless compensation='none': velocities keep what was not sent")
+        self._require("accumulation", keeps, "be True unless compensation='none': momentum acts on what was not sent")
         object.__setattr__(self, "clip_norm", float(self.clip_norm))  # so that 3 and 3.0 have one spec
         self._require("clip_norm", 0 <= self.clip_norm < math.inf, "be >= 0; pass 0 to turn clipping off")
         object.__setattr__(self, "revision", float(self.revision))
@@ -110,7 +110,7 @@ class View:
     statistics: Statistics  # of the residuals
     gradient_statistics: Statistics | None  # where the method has asked for them
     numels: Tensor  # float64
-    gains: Tensor  # float32: what gradients were multiplied by when they were added to the residuals
+    factors: Tensor  # float32: what gradients were multiplied by when they were added to the residuals
 
     def deviations(self, statistics: Statistics) -> Tensor:
         """The standard deviation of each segment, float64."""
@@ -159,7 +159,7 @@ class SDAGC(Sparse):
     def thresholds(self, view: View) -> Tensor:
         if self.sigma_of == "gradient":
             assert view.gradient_statistics is not None  # it was asked for
-            deviations = view.deviations(view.gradient_statistics) * view.gains
+            deviations = view.deviations(view.gradient_statistics) * view.factors
         else:
             deviations = view.deviations(view.statistics)
         wanted = (self.threshold_at(view.step) * deviations).float()

@@ -112,8 +112,9 @@ class SparseBucket:
         residuals = [coder.residual(s.index, s.numel, self.buffer.device) for s in segments]
         velocities = self._velocities()
         maxima = torch.empty(num_tiles(self._spans[:, 1]), dtype=torch.float32, device=self.buffer.device)
-        statistics, finite = self._accumulate(velocities, residuals, maxima, self._factors(gradients))
-        thresholds = self._thresholds(residuals, statistics, gradients)
+        factors = self._factors(gradients)
+        statistics, finite = self._accumulate(velocities, residuals, maxima, factors)
+        thresholds = self._thresholds(residuals, statistics, gradients, factors)
         # A gradient with an element that is not finite must be seen by everyone: it is sent as one NaN.
         thresholds = torch.where(finite, thresholds, torch.nan)
         entries, saved = self._kernels.select(residuals, velocities, maxima, thresholds, self._kept)
@@ -170,7 +171,8 @@ class SparseBucket:
         """What each segment's gradient counts, with what momentum adds to it at once."""
         momenta = [self.coder.momenta.get(s.index, Momentum()) for s in self.frame.sparse]
         upfront = self._method.compensation == UPFRONT
-        return torch.tensor([momentum.upfront if upfront else 1.0 for momentum in momenta], device=self.buffer.device)
+        gains = [momentum.upfront if upfront else 1.0 for momentum in momenta]
+        return torch.tensor(gains, dtype=torch.float32, device=self.buffer.device)
 
     def _factors(self, gradients: Statistics | None) -> Tensor:
         """What each segment's gradient is multiplied by: its gain, and local clipping."""
@@ -181,13 +183,15 @@ class SparseBucket:
         factors = (most / gradients.squares.sqrt()).float()
         return torch.where(factors < 1, factors * gains, gains)  # also where the norm is zero or not finite
 
-    def _thresholds(self, residuals: list[Tensor], statistics: Statistics, gradients: Statistics | None) -> Tensor:
+    def _thresholds(
+        self, residuals: list[Tensor], statistics: Statistics, gradients: Statistics | None, factors: Tensor
+    ) -> Tensor:
         if self.frame.whole:
             return torch.full((len(residuals),), -1.0, device=self.buffer.device)
         numels = torch.from_numpy(self._spans[:, 1]).to(self.buffer.device, torch.float64)
         indices = np.array([s.index for s in self.frame.sparse], dtype=np.uint64)
-        step, coder, gains = self.envelope.step, self.coder, self._gains()
-        view = View(step, coder.seed, coder.rank, indices, residuals, statistics, gradients, numels, gains)
+        step, coder = self.envelope.step, self.coder
+        view = View(step, coder.seed, coder.rank, indices, residuals, statistics, gradients, numels, factors)
         return self._method.thresholds(view).to(torch.float32)
 
     # Between entries, which belong to segments, and picks, which lie in one space
