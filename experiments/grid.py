@@ -19,6 +19,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import dataclass
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 from terngrad.train import read_run
@@ -241,17 +242,20 @@ def main(here: Path, description: str, arms: Callable[[argparse.Namespace], Sequ
     )
 
 
-SDAGC = "sdagc:threshold={},values=sign,compensation=upfront"
-DEFAULT_THRESHOLD = 2.5
+SDAGC = "sdagc:threshold=2.5,values=sign,compensation=upfront"  # the default, written out
 OTHERS = {"fp16": "fp16", "TernGrad": "terngrad:codec=entropy", "DGC": "dgc:density=0.001"}
 
 
 def methods_of(
-    label: str, recipe: Sequence[str], steps: int, options: argparse.Namespace, thresholds: Sequence[float] = ()
+    label: str,
+    recipe: Sequence[str],
+    steps: int,
+    options: argparse.Namespace,
+    variants: Mapping[str, tuple[str, int]] = MappingProxyType({}),
 ) -> list[Arm]:
     """One recipe with SDAGC and fp32 over all seeds, and once with every method that SDAGC is compared with.
 
-    SDAGC with its defaults, written out, and with these other thresholds.
+    `variants` of SDAGC, by their names, come with their specs and numbers of seeds.
     """
     number = scaled(steps, options)
     common = (*recipe, "--steps", number, "--eval-every", str(int(number) // 5), *COMMON)
@@ -259,8 +263,11 @@ def methods_of(
     four = (*common, "--virtual-workers", "4")
     return [
         Arm(base, (*four, "--method", "fp32")),
-        Arm(f"{label}, SDAGC", (*four, "--method", SDAGC.format(DEFAULT_THRESHOLD)), base),
-        *(Arm(f"{label}, SDAGC at {t} sigma", (*four, "--method", SDAGC.format(t)), base) for t in thresholds),
+        Arm(f"{label}, SDAGC", (*four, "--method", SDAGC), base),
+        *(
+            Arm(f"{label}, SDAGC {name}", (*four, "--method", spec), base, seeds)
+            for name, (spec, seeds) in variants.items()
+        ),
         *(Arm(f"{label}, {name}", (*four, "--method", spec), base, 1) for name, spec in OTHERS.items()),
         Arm(f"{label}, PowerSGD", (*common, "--workers", "4", "--method", "powersgd:rank=1"), base, 1),
     ]

@@ -11,14 +11,18 @@ import grid
 
 RECIPES = {"GRU": ("gru-fsdd", "--optimizer", "sgd", "--lr", "0.1", "--momentum", "0.9", "--clip-norm", "0")}
 STEPS = {"GRU": 1_500}
-THRESHOLDS = (3.0, 3.5)  # besides SDAGC's default
+VARIANTS = {
+    "by masking at 2.3 sigma": ("sdagc:threshold=2.3,values=sign,compensation=masking", 3),
+    "at 3.0 sigma": (grid.SDAGC.replace("2.5", "3.0"), 1),
+    "at 3.5 sigma": (grid.SDAGC.replace("2.5", "3.5"), 1),
+}
 
 
 def arms(options: argparse.Namespace) -> list[grid.Arm]:
     return [
         arm
         for label, recipe in RECIPES.items()
-        for arm in grid.methods_of(label, recipe, STEPS[label], options, THRESHOLDS)
+        for arm in grid.methods_of(label, recipe, STEPS[label], options, VARIANTS)
     ]
 
 

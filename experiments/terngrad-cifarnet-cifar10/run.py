@@ -9,14 +9,14 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 import grid
 
-# Total batch, workers, steps, and methods with their numbers of seeds. The paper's steps are 300,000 and 18,750:
-# hundreds of times as many. With so few its learning rate of 2e-4 hardly gets anywhere, and a constant one would leave
-# accuracies that change by points from one evaluation to the next.
+# Total batch, workers, steps, and methods with their learning rates and numbers of seeds. The paper's steps are 300,000
+# and 18,750: hundreds of times as many. With so few its learning rate of 2e-4 hardly gets anywhere, and a constant one
+# would leave accuracies that change by points from one evaluation to the next.
 SETTINGS = (
-    (128, 2, 1_000, {"terngrad": 3, "terngrad:block=512": 1}),
-    (2048, 16, 94, {"terngrad": 3}),
+    (128, 2, 1_000, (("terngrad", "1.4e-3", 3), ("terngrad", "1e-3", 3), ("terngrad:block=512", "1e-3", 1))),
+    (2048, 16, 94, (("terngrad", "1e-3", 3),)),
 )
-LR = "1e-3"
+FLOAT_LR = "1e-3"
 
 
 def arms(options: argparse.Namespace) -> list[grid.Arm]:
@@ -25,13 +25,15 @@ def arms(options: argparse.Namespace) -> list[grid.Arm]:
         steps = grid.scaled(number, options)
         common = (
             "cifarnet-cifar10", "--batch", str(batch), "--steps", steps, "--eval-every", str(int(steps) // 5),
-            "--schedule", "cosine", "--lr", LR,
+            "--schedule", "cosine", "--lr",
         )  # fmt: skip
         base = f"batch {batch}, float"
-        found.append(grid.Arm(base, (*common, *grid.COMMON, "--method", "fp32", "--virtual-workers", "1")))
-        for method, seeds in methods.items():
-            own = (*common, *grid.COMMON, "--method", method, "--virtual-workers", str(workers))
-            found.append(grid.Arm(f"batch {batch}, {workers} workers, {method}", own, base, seeds))
+        one = ("--method", "fp32", "--virtual-workers", "1")
+        found.append(grid.Arm(base, (*common, FLOAT_LR, *grid.COMMON, *one)))
+        for method, lr, seeds in methods:
+            own = (*common, lr, *grid.COMMON, "--method", method, "--virtual-workers", str(workers))
+            label = f"batch {batch}, {workers} workers, {method}" + (f", lr {lr}" if lr != FLOAT_LR else "")
+            found.append(grid.Arm(label, own, base, seeds))
     return found
 
 
