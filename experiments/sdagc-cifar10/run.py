@@ -11,10 +11,15 @@ import grid
 
 RECIPES = {"ResNet-20": ("resnet20-cifar10", "--batch", "32")}
 STEPS = {"ResNet-20": 1_500}
+VARIANTS = {"at 3.2 sigma": (grid.SDAGC.replace("2.5", "3.2"), 3)}
 
 
 def arms(options: argparse.Namespace) -> list[grid.Arm]:
-    return [arm for label, recipe in RECIPES.items() for arm in grid.methods_of(label, recipe, STEPS[label], options)]
+    return [
+        arm
+        for label, recipe in RECIPES.items()
+        for arm in grid.methods_of(label, recipe, STEPS[label], options, VARIANTS)
+    ]
 
 
 if __name__ == "__main__":
