@@ -12,14 +12,17 @@ import grid
 RECIPES = {"ResNet-20": ("resnet20-cifar10", "--batch", "32")}
 STEPS = {"ResNet-20": 1_500}
 VARIANTS = {"at 3.2 sigma": (grid.SDAGC.replace("2.5", "3.2"), 3)}
+LR = "0.055"  # as long steps, with the recipe's momentum, as SDAGC makes of 0.1
 
 
 def arms(options: argparse.Namespace) -> list[grid.Arm]:
-    return [
+    found = [
         arm
         for label, recipe in RECIPES.items()
         for arm in grid.methods_of(label, recipe, STEPS[label], options, VARIANTS)
     ]
+    plain = found[0]
+    return [*found, grid.Arm(f"{plain.label} at lr {LR}", (*plain.arguments, "--lr", LR), plain.label)]
 
 
 if __name__ == "__main__":
