@@ -123,7 +123,7 @@ class SDAGC(Sparse):
     """Sends what lies beyond `threshold` standard deviations of its layer's residual."""
 
     values: str = "sign"  # more than twice as many of them as with bf16, for the same bytes
-    compensation: str = UPFRONT  # nothing is sent twice: byte for byte it learns fastest (docs/sparse.md)
+    compensation: str = UPFRONT  # nothing is sent twice; docs/sparse.md has what each form reaches, on what
     threshold: float = 2.5  # in standard deviations: higher means fewer bytes and later arrival
     warmup_threshold: float = 2.0  # of the first step
     warmup_steps: int = 0  # over so many steps the threshold rises to its final value
