@@ -11,17 +11,27 @@ import grid
 
 WORKERS = 4
 STEPS = 400
-METHODS = {"terngrad": 1, "terngrad:block=512": 3, "terngrad:block=128": 1}  # and how many seeds
+FLOAT_LR = "1e-3"  # the recipe's
+METHODS = (  # with their learning rates, and how many seeds
+    ("fp32", "1.4e-3", 3),
+    ("terngrad:block=1024", "1.4e-3", 3),
+    ("terngrad:block=4096", "1.4e-3", 1),
+    ("terngrad:block=512", FLOAT_LR, 3),
+    ("terngrad:block=128", FLOAT_LR, 1),
+    ("terngrad", FLOAT_LR, 1),
+)
 
 
 def arms(options: argparse.Namespace) -> list[grid.Arm]:
     steps = grid.scaled(STEPS, options)
     common = ("gpt-wikitext2", "--steps", steps, "--eval-every", str(int(steps) // 5), *grid.COMMON)
     base = "fp32"
-    found = [grid.Arm(base, (*common, "--method", "fp32", "--virtual-workers", str(WORKERS)))]
-    for method, seeds in METHODS.items():
-        own = (*common, "--method", method, "--virtual-workers", str(WORKERS))
-        found.append(grid.Arm(f"{WORKERS} workers, {method}", own, base, seeds))
+    workers = ("--virtual-workers", str(WORKERS))
+    found = [grid.Arm(base, (*common, "--method", "fp32", *workers))]
+    for method, lr, seeds in METHODS:
+        rate = () if lr == FLOAT_LR else ("--lr", lr)
+        label = f"{WORKERS} workers, {method}" + (f", lr {lr}" if rate else "")
+        found.append(grid.Arm(label, (*common, "--method", method, *workers, *rate), base, seeds))
     return found
 
 
