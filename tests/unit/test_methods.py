@@ -34,6 +34,11 @@ FEEDBACK = replace(TERNARY, error_feedback=True)
     [
         ({"clip": -1.0}, r"TernGrad\(clip=-1.0\): clip must be >= 0; pass 0 to turn clipping off"),
         ({"clip": math.nan}, r"TernGrad\(clip=nan\): clip must be >= 0"),
+        (
+            {"clip": 2.5, "error_feedback": True},
+            r"TernGrad\(clip=2.5\): clip must be above 0 and at most 2.0 with error",
+        ),
+        ({"clip": 0, "error_feedback": True}, r"TernGrad\(clip=0.0\): clip must be above 0 .* leave it out for 1.5"),
         ({"sigma": "mad"}, r"TernGrad\(sigma='mad'\): sigma must be 'rms' or 'std'"),
         ({"block": 12}, r"TernGrad\(block=12\): block must be a multiple of 8, or 0"),
         ({"block": -8}, r"TernGrad\(block=-8\): block must be an integer >= 0"),
@@ -65,8 +70,9 @@ def test_a_dense_method_of_unknown_type_is_refused() -> None:
 
 pattern = st.text("abc.*?[]=!_0", min_size=1, max_size=6)
 terngrads = st.builds(
-    TernGrad,
-    clip=st.floats(0, allow_nan=False) | st.integers(0, 5),
+    lambda clipping, **fields: TernGrad(clip=clipping[0], error_feedback=clipping[1], **fields),
+    clipping=st.tuples(st.none() | st.floats(0, allow_nan=False) | st.integers(0, 5), st.just(False))
+    | st.tuples(st.none() | st.floats(0, 2, exclude_min=True), st.just(True)),
     sigma=st.sampled_from(["rms", "std"]),
     block=st.integers(0, 100).map(lambda n: 8 * n),
     shared=st.booleans(),
@@ -77,7 +83,6 @@ terngrads = st.builds(
     warmup_steps=st.integers(0, 10**6),
     dense_every_steps=st.integers(0, 100),
     dense_every_epochs=st.integers(0, 100),
-    error_feedback=st.booleans(),
 )
 
 
@@ -123,7 +128,7 @@ def test_from_spec_says_what_it_cannot_read(spec: str, message: str) -> None:
 
 def test_the_paper_preset_is_the_papers_setting() -> None:
     paper = TernGrad.paper()
-    assert (paper.clip, paper.sigma, paper.block, paper.shared) == (2.5, "std", 0, True)
+    assert (paper.sigmas, paper.sigma, paper.block, paper.shared) == (2.5, "std", 0, True)
     assert (paper.dense_below, paper.dense_last_layer, paper.error_feedback) == (9217, True, False)
     assert TernGrad.paper(clip=3.0, dense_last_layer=False) == replace(paper, clip=3.0, dense_last_layer=False)
 
@@ -514,6 +519,17 @@ def test_sent_and_kept_add_up_to_the_gradient_and_what_was_kept_before(
         assert (average + mean_residual(ranks) - given).abs().max() <= 4 * torch.finfo(dtype).eps * size
         assert sorted(ranks.coders[0].residuals) == [0, 2, 3]
         assert mean_residual(ranks).abs().max() > 0.1
+
+
+@pytest.mark.parametrize("clip", [None, 2.0])
+def test_what_is_held_back_does_not_grow_with_steps(clip: float | None) -> None:
+    """Of normal gradients, after as long as it takes 2.5 standard deviations to hold back ten times the gradient."""
+    ranks = Ranks.start(replace(FEEDBACK, clip=clip), SIZES, 2)
+    for step in range(50):
+        gradients = [torch.randn(sum(SIZES), generator=torch.Generator().manual_seed(2 * step + i)) for i in range(2)]
+        ranks.all_gather(gradients, step)
+    for coder in ranks.coders:
+        assert all(float(kept.square().mean().sqrt()) < 2 for kept in coder.residuals.values())
 
 
 @pytest.mark.parametrize("exchange", ["all_gather", "two_shot"])

@@ -95,6 +95,8 @@ def _parse(spec: str, key: str, text: str, kind: Any) -> Any:
     try:
         if kind is bool:
             return {"true": True, "1": True, "yes": True, "false": False, "0": False, "no": False}[text.lower()]
+        if kind == float | None:
+            return float(text)
         if kind in (int, float, str):
             return kind(text)
         return tuple(text.split("+")) if text else ()
