@@ -15,7 +15,6 @@ FLOAT_LR = "1e-3"  # the recipe's
 METHODS = (  # with their learning rates, and how many seeds
     ("fp32", "1.4e-3", 3),
     ("terngrad:block=1024", "1.4e-3", 3),
-    ("terngrad:block=4096", "1.4e-3", 1),
     ("terngrad:block=512", FLOAT_LR, 3),
     ("terngrad:block=128", FLOAT_LR, 1),
     ("terngrad", FLOAT_LR, 1),
