@@ -10,7 +10,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 import grid
 
 RECIPES = {
-    "LSTM": ("lstm-wikitext2", "--lr", "40"),
+    "LSTM": ("lstm-wikitext2", "--lr", "40", "--schedule", "poly"),
     "transformer": ("gpt-wikitext2", "--optimizer", "sgd", "--lr", "0.3", "--momentum", "0.9"),
 }
 STEPS = {"LSTM": 1_000, "transformer": 400}
