@@ -15,6 +15,9 @@ VARIANTS = {"at 3.2 sigma": (grid.SDAGC.replace("2.5", "3.2"), 3)}
 LR = "0.055"  # as long steps, with the recipe's momentum, as SDAGC makes of 0.1
 
 
+LATE = ("--schedule", "poly")  # falls late: what waits in residuals is sent while steps are still long
+
+
 def arms(options: argparse.Namespace) -> list[grid.Arm]:
     found = [
         arm
@@ -22,7 +25,13 @@ def arms(options: argparse.Namespace) -> list[grid.Arm]:
         for arm in grid.methods_of(label, recipe, STEPS[label], options, VARIANTS)
     ]
     plain = found[0]
-    return [*found, grid.Arm(f"{plain.label} at lr {LR}", (*plain.arguments, "--lr", LR), plain.label)]
+    high = next(arm for arm in found if arm.label.endswith("3.2 sigma"))
+    return [
+        *found,
+        grid.Arm(f"{plain.label} at lr {LR}", (*plain.arguments, "--lr", LR), plain.label),
+        grid.Arm(f"{high.label}, lr falls late", (*high.arguments, *LATE), plain.label),
+        grid.Arm(f"{plain.label}, lr falls late", (*plain.arguments, *LATE), plain.label),
+    ]
 
 
 if __name__ == "__main__":
