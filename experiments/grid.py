@@ -41,8 +41,10 @@ def run_cells(cells: Sequence[Cell], folder: Path, options: argparse.Namespace) 
     folder.mkdir(parents=True, exist_ok=True)
     _take_from_others(cells, folder)
     found = {cell.name: _kept(cell, folder) for cell in cells}
-    missing = [] if options.table else [cell for cell in cells if found[cell.name] is None]
+    missing = [cell for cell in cells if found[cell.name] is None]
     print(f"{len(cells)} runs, {len(cells) - len(missing)} of them there already", flush=True)
+    if options.table:
+        missing = []
     signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))
     with ThreadPoolExecutor(options.jobs) as pool:
         futures = {pool.submit(_run, cell, folder, options): cell for cell in missing}
