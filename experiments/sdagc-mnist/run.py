@@ -1,4 +1,4 @@
-"""SDAGC against fp32, fp16, PowerSGD, TernGrad and DGC on LeNet and MNIST, for the paper's 10,000 steps, four workers."""
+"""SDAGC against fp32, fp16, PowerSGD, TernGrad and DGC on LeNet and MNIST, for 10,000 steps with four workers."""
 
 from __future__ import annotations
 

@@ -16,8 +16,17 @@ RECIPES = {
 STEPS = {"LSTM": 1_000, "transformer": 400}
 
 
+BLOCKS = "terngrad:block=1024,codec=entropy"  # one scaler for all of an embedding is too few
+
+
 def arms(options: argparse.Namespace) -> list[grid.Arm]:
-    return [arm for label, recipe in RECIPES.items() for arm in grid.methods_of(label, recipe, STEPS[label], options)]
+    found = []
+    for label, recipe in RECIPES.items():
+        mine = grid.methods_of(label, recipe, STEPS[label], options)
+        plain = mine[0]
+        *common, _ = plain.arguments  # all but the method
+        found += [*mine, grid.Arm(f"{label}, TernGrad in blocks", (*common, BLOCKS), plain.label, 1)]
+    return found
 
 
 if __name__ == "__main__":
