@@ -227,6 +227,22 @@ def test_local_clipping_shares_the_norm_among_workers() -> None:
     torch.testing.assert_close(whole, expected, rtol=1e-4, atol=1e-6)
 
 
+def test_parameters_that_are_sent_whole_are_clipped_too() -> None:
+    ranks = Ranks.start(SDAGC(compensation="none", dense_below=10**6, clip_norm=2.0), (1000, 100), 4)
+    gradients = gradients_of(ranks)
+    gradients[0][1000:] *= 1e-6  # short enough as it is
+    parts = [[gradient[:1000], gradient[1000:]] for gradient in gradients]
+    clipped = [torch.cat([part / max(float(part.norm()), 1.0) for part in pair]) for pair in parts]
+    torch.testing.assert_close(ranks.reduce(gradients)[0], torch.stack(clipped).mean(dim=0), rtol=1e-4, atol=1e-6)
+
+
+def test_a_gradient_that_is_not_finite_is_not_clipped_away() -> None:
+    ranks = Ranks.start(SDAGC(compensation="none", dense_below=10**6, clip_norm=2.0), (1000,), 2)
+    gradients = gradients_of(ranks)
+    gradients[1][17] = float("inf")
+    assert not ranks.reduce(gradients)[0].isfinite().all()
+
+
 def test_draining_sends_all_that_is_held_back() -> None:
     ranks = start(PLAIN, 2)
     gradients = gradients_of(ranks)

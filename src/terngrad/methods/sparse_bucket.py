@@ -76,6 +76,7 @@ class SparseBucket:
     def pack(self) -> list[Tensor]:
         """Accumulates the gradient and writes this rank's messages, one for each shard."""
         frame = self.frame
+        self._clip_dense()
         self._add_residuals_of_dense()
         picks = self._choose() if frame.sparse else Picks(np.empty(0, np.int64), np.empty(0, np.float32))
         sent = as_read(frame, picks)
@@ -96,6 +97,16 @@ class SparseBucket:
         """Drops what was not sent."""
         for residual in self._residuals:
             residual.zero_()
+
+    def _clip_dense(self) -> None:
+        """Parameters that are sent whole are clipped as the others are."""
+        if not self._method.clip_norm or not self.frame.dense:
+            return
+        spans = np.array([(s.source, s.numel) for s in self.frame.dense], dtype=np.int64)
+        factors = self._clip_factors(self._kernels.statistics(self.buffer, spans)).tolist()
+        for segment, factor in zip(self.frame.dense, factors, strict=True):
+            if factor < 1:
+                self.buffer[segment.source : segment.source + segment.numel].mul_(factor)
 
     def _add_residuals_of_dense(self) -> None:
         """What an earlier method has held back of parameters that this one sends whole goes with them."""
@@ -179,9 +190,13 @@ class SparseBucket:
         gains = self._gains()
         if not self._method.clip_norm or gradients is None:
             return gains
+        return self._clip_factors(gradients) * gains
+
+    def _clip_factors(self, gradients: Statistics) -> Tensor:
+        """What brings each gradient to this worker's share of the norm, at most 1; what is not finite stays so."""
         most = self._method.clip_norm * self.coder.scale * self.coder.world_size**-0.5
         factors = (most / gradients.squares.sqrt()).float()
-        return torch.where(factors < 1, factors * gains, gains)  # also where the norm is zero or not finite
+        return torch.where(factors < 1, factors, 1.0)  # 1 also where the norm is zero or NaN
 
     def _thresholds(
         self, residuals: list[Tensor], statistics: Statistics, gradients: Statistics | None, factors: Tensor
