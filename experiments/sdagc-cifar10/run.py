@@ -29,8 +29,10 @@ def arms(options: argparse.Namespace) -> list[grid.Arm]:
     return [
         *found,
         grid.Arm(f"{plain.label} at lr {LR}", (*plain.arguments, "--lr", LR), plain.label),
-        grid.Arm(f"{high.label}, lr falls late", (*high.arguments, *LATE), plain.label),
-        grid.Arm(f"{plain.label}, lr falls late", (*plain.arguments, *LATE), plain.label),
+        *(
+            grid.Arm(f"{arm.label}, lr falls late", (*arm.arguments, *LATE), plain.label)
+            for arm in (plain, found[1], high)
+        ),
     ]
 
 
