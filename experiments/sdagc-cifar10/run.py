@@ -26,13 +26,12 @@ def arms(options: argparse.Namespace) -> list[grid.Arm]:
     ]
     plain = found[0]
     high = next(arm for arm in found if arm.label.endswith("3.2 sigma"))
+    late = grid.Arm(f"{plain.label}, lr falls late", (*plain.arguments, *LATE), plain.label)
     return [
         *found,
         grid.Arm(f"{plain.label} at lr {LR}", (*plain.arguments, "--lr", LR), plain.label),
-        *(
-            grid.Arm(f"{arm.label}, lr falls late", (*arm.arguments, *LATE), plain.label)
-            for arm in (plain, found[1], high)
-        ),
+        late,
+        *(grid.Arm(f"{arm.label}, lr falls late", (*arm.arguments, *LATE), late.label) for arm in (found[1], high)),
     ]
 
 
