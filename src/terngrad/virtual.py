@@ -21,7 +21,7 @@ from terngrad.ddp.phases import Phases
 from terngrad.ddp.selection import as_method
 from terngrad.ddp.statistics import by_parameter, losses
 from terngrad.errors import ConfigurationError
-from terngrad.exchange import LENGTH_BYTES
+from terngrad.exchange import LENGTH_BYTES, Exchange
 from terngrad.methods import AnyBucket, Coder, Method, describe, open_bucket
 
 _STATE_FORMAT = 3
@@ -109,8 +109,8 @@ class VirtualWorkers:
     def _exchange(self) -> None:
         """Leaves the average in the first row."""
         count = self.num_workers
-        chosen = cheapest(self._exchanges, self.method, lambda shards: self._frame(shards).expected, count)
-        frame = self._frame(chosen.num_shards(count))
+        chosen = cheapest(self._exchanges, self.method, lambda exchange: self._frame_for(exchange).expected, count)
+        frame = self._frame_for(chosen)
         if isinstance(frame, Frame):
             self._bytes += chosen.bytes_sent(frame, count)
             frame = self._frame(1)  # the average is the same
@@ -122,31 +122,32 @@ class VirtualWorkers:
             with self._phases("measure"):
                 codes[0].measure()
         with self._phases("decode"):
-            self._decode(codes, messages)
+            self._decode(codes, messages, summed=chosen.num_rounds > 1)
             self._settle(codes)
         self._bytes += (count - 1) * frame.scalers_nbytes
         self._dense_bytes += 2 * (count - 1) / count * 4 * self._rows.shape[1]
 
-    def _decode(self, codes: list[AnyBucket], messages: list[list[Tensor]]) -> None:
+    def _decode(self, codes: list[AnyBucket], messages: list[list[Tensor]], summed: bool) -> None:
         """The average in the first row, from messages by sender and shard. Counts those that vary."""
         first = codes[0]
+        shards = [list(shard) for shard in zip(*messages, strict=True)]
         if not first.varies:
-            first.decode(torch.stack([row[0] for row in messages]))
-        elif len(messages[0]) == 1:
-            self._count_varying(messages)
-            first.unpack([row[0] for row in messages])
-        else:
-            shards = list(zip(*messages, strict=True))
-            sums = [code.add(list(shard)) for code, shard in zip(codes, shards, strict=True) if code.varies]
+            first.decode(torch.stack(shards[0]))
+        elif summed:
+            sums = [code.add(shard) for code, shard in zip(codes, shards, strict=True) if code.varies]
             self._count_varying(messages, sums)
             first.unpack_sums(sums)
+        else:
+            self._count_varying(messages)
+            for number, shard in enumerate(shards):
+                first.unpack(shard, number)
 
     def _count_varying(self, messages: list[list[Tensor]], sums: Sequence[Tensor] = ()) -> None:
         """What a worker sends, as the mean over all workers: messages and sums of their actual lengths."""
         count = self.num_workers
         shards = len(messages[0])
         sent = sum(message.numel() for row in messages for message in row)
-        to_others = (count - 1) * sent if shards == 1 else sent * (count - 1) // count
+        to_others = sent * (count - 1) // count if sums else (count - 1) * sent
         announced = count * (count - 1) * LENGTH_BYTES * (shards + bool(sums))
         self._bytes += (to_others + (count - 1) * sum(total.numel() for total in sums) + announced) / count
 
@@ -168,6 +169,9 @@ class VirtualWorkers:
             code.settle_as(first)  # type: ignore[arg-type] # all are of one kind
         for coder in self._coders:
             coder.end_step()
+
+    def _frame_for(self, exchange: Exchange) -> AnyFrame:
+        return self._frame(exchange.num_shards(self.num_workers, self._coders[0].num_parts(self._segments)))
 
     def _frame(self, num_shards: int) -> AnyFrame:
         coder = self._coders[0]

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 import terngrad as tg
+from terngrad.methods import base
 
 # One below, at and above a vector, a packed group (80, 128, 160 digits) and a chunk of sums (3840); then larger ones.
 _EDGES = (1, 2, 3, 7, 8, 9, 15, 16, 17, 31, 33, 63, 64, 65, 79, 80, 81, 127, 128, 129, 159, 160, 161, 255, 257, 319,
@@ -72,6 +73,7 @@ class Setting:
     threads: int = 1
     sizes: tuple[int, ...] = ODD_SIZES
     seed: int = 5
+    part_elements: int = base.PART_ELEMENTS
 
 
 class Training:
@@ -112,6 +114,7 @@ def run(rank: int, world_size: int, settings: list[Setting]) -> list[Trace]:
 
 def _run_one(rank: int, setting: Setting) -> Trace:
     tg.set_backend(setting.backend or tg.backends()[0], setting.threads)
+    base.PART_ELEMENTS = setting.part_elements
     training = Training(rank, setting)
     num_buckets = count_buckets(training.handle)
     checksums = []

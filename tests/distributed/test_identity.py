@@ -61,6 +61,18 @@ def test_every_bucketing_exchange_and_codec_trains_the_same_bits(world_size: int
     _assert_all_equal(_traces(world_size, settings), settings)
 
 
+@pytest.mark.parametrize("codec", ["base3", "entropy"])
+def test_parts_of_large_buckets_train_the_same_bits(codec: str) -> None:
+    method = replace(TERNARY, codec=codec)
+    settings = [
+        Setting(method, exchange, cap, steps=6, part_elements=part)
+        for exchange in ("all-gather", "auto")
+        for cap in (0.1, 25)
+        for part in (1 << 23, 20_000, 999)
+    ]
+    _assert_all_equal(_traces(2, settings), settings)
+
+
 def test_every_backend_and_number_of_threads_trains_the_same_bits() -> None:
     settings = [
         Setting(BASE3, exchange, 1, steps=5, backend=backend, threads=threads)

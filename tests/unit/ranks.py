@@ -102,6 +102,38 @@ class Ranks:
             code.coder.end_step()
         return [code.buffer for code in codes]
 
+    def in_parts(self, gradients: Sequence[Tensor], num_parts: int, step: int = 0) -> list[Tensor]:
+        """As all_gather, but each part is encoded when the one before has been, and decoded one behind."""
+        codes = self.open(gradients, num_parts, step)
+        under_way: list[list[Tensor]] = []
+        for shard in range(num_parts):
+            under_way.append([self.part(code, shard) for code in codes])
+            codes[0].measure()
+            if shard > 0:
+                self.read_part(codes, under_way[shard - 1], shard - 1)
+        self.read_part(codes, under_way[-1], num_parts - 1)
+        for code in codes:
+            code.coder.end_step()
+        return [code.buffer for code in codes]
+
+    @staticmethod
+    def part(code: AnyBucket, shard: int) -> Tensor:
+        """A rank's message of one shard."""
+        if code.varies:
+            return code.pack_shard(shard)
+        message = torch.zeros(code.frame.nbytes, dtype=torch.uint8)
+        code.encode_shard(shard, message)
+        return message
+
+    @staticmethod
+    def read_part(codes: Sequence[AnyBucket], messages: Sequence[Tensor], shard: int) -> None:
+        """Everyone's messages of one shard, to every rank's buffer."""
+        for code in codes:
+            if code.varies:
+                code.unpack(messages, shard)
+            else:
+                code.decode(torch.stack([*messages]), shard)
+
     def two_shot(self, gradients: Sequence[Tensor], step: int = 0) -> list[Tensor]:
         if not isinstance(self.any_frame(gradients[0].dtype, 1, step), Frame):
             return self.reduce(gradients, self.world_size, step)

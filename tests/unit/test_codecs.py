@@ -61,7 +61,7 @@ def test_shards_cover_every_element_exactly_once(frame: Frame) -> None:
 
 @given(frames())
 def test_a_run_knows_its_parameter_its_offset_and_its_scaler(frame: Frame) -> None:
-    for run, position in zip(frame.runs.rows, frame.run_segments.tolist(), strict=True):
+    for run, position in zip(frame.runs.rows, frame.segments_of(frame.runs).tolist(), strict=True):
         segment = frame.ternary[position]
         assert run.source - run.offset == segment.source
         assert run.offset + run.length <= segment.numel
@@ -264,6 +264,16 @@ def test_messages_in_the_wrong_order_are_refused(function: str) -> None:
     read, messages, _ = reader_of(function, TernGrad(dense_below=100))
     with pytest.raises(WireError, match="sender is 1, need 0"):
         read(messages.flip(0))
+
+
+@pytest.mark.parametrize("codec", ["base3", "entropy"])
+def test_a_part_in_the_place_of_another_is_refused(codec: str) -> None:
+    ranks = Ranks.start(TernGrad(dense_below=100, codec=codec), SIZES, 2)
+    codes = ranks.open(gradients_of(ranks), 3, 5)
+    first, second = ([ranks.part(code, shard) for code in codes] for shard in (1, 2))
+    with pytest.raises(WireError, match="shard is 1, need 2"):
+        ranks.read_part(codes, first, 2)
+    ranks.read_part(codes, second, 2)
 
 
 def bad_bytes(codec: str) -> list[int]:

@@ -2,25 +2,42 @@
 
 from __future__ import annotations
 
+import itertools
 import random
 import subprocess
 import sys
 import threading
 import time
+from collections.abc import Callable
 
 import pytest
+import torch
 
 from terngrad.ddp.lane import Lane
+from terngrad.ddp.phases import Phases
+from terngrad.ddp.stage import Stage
+from terngrad.ddp.task import BucketTask, BucketWork
+from terngrad.exchange.base import Transfer
+from terngrad.exchange.channel import Pending
 
 
 class Recorder:
     """A task that writes down what it does and where it is on the lane."""
 
-    def __init__(self, number: int, log: list[str], fails_in: str = "", pauses: random.Random | None = None) -> None:
+    def __init__(
+        self,
+        number: int,
+        log: list[str],
+        fails_in: str = "",
+        pauses: random.Random | None = None,
+        arrived: threading.Event | None = None,
+    ) -> None:
         self.number = number
+        self.arrived = arrived
         self.log = log
         self.fails_in = fails_in
         self.pauses = pauses
+        self.following: Recorder | None = None
         self.threads: set[str] = set()
         self.outcome: list[BaseException | None] = []
         self.done = threading.Event()
@@ -40,7 +57,16 @@ class Recorder:
     def forward(self) -> None:
         self._stage("sums")
 
+    def arrival(self) -> Callable[[], None] | None:
+        return None if self.arrived is None else self._wait
+
+    def _wait(self) -> None:
+        assert self.arrived is not None
+        assert self.arrived.wait(timeout=60)
+
     def finish(self) -> None:
+        if self.arrived is not None:
+            self._wait()
         self._stage("finish")
 
     def complete(self, error: BaseException | None) -> None:
@@ -100,6 +126,155 @@ def test_a_bucket_is_finished_at_once_if_none_is_waiting() -> None:
     assert task.done.wait(timeout=60)
     assert task.outcome == [None]
     lane.close()
+
+
+def test_a_bucket_that_comes_while_another_is_on_the_wire_is_sent_at_once() -> None:
+    log: list[str] = []
+    lane = Lane()
+    first, second = Recorder(0, log, arrived=threading.Event()), Recorder(1, log)
+    lane.submit(first)
+    while "sums 0" not in log:
+        time.sleep(0.001)
+    time.sleep(0.02)  # the lane has nothing to do, and waits
+    lane.submit(second)
+    while "codes 1" not in log:
+        time.sleep(0.001)
+    assert "finish 0" not in log
+    assert first.arrived is not None
+    first.arrived.set()
+    lane.close()
+    assert log == ["scalers 0", "codes 0", "sums 0", "scalers 1", "codes 1", "finish 0", "sums 1", "finish 1"]
+
+
+def test_a_bucket_that_arrives_before_another_one_comes_is_finished_at_once() -> None:
+    lane = Lane()
+    for number in range(3):
+        arrived = threading.Event()
+        task = Recorder(number, [], arrived=arrived)
+        lane.submit(task)
+        assert not task.done.wait(timeout=0.02)
+        arrived.set()
+        assert task.done.wait(timeout=60)
+        assert task.outcome == [None]
+    lane.close()
+
+
+@pytest.mark.parametrize("seed", range(10))
+def test_arrivals_at_any_time_change_neither_the_order_nor_the_number_of_stages(seed: int) -> None:
+    generator = random.Random(seed)
+    log: list[str] = []
+    lane = Lane()
+    tasks = []
+    for number in range(20):
+        arrived = threading.Event() if generator.random() < 0.7 else None
+        tasks.append(Recorder(number, log, arrived=arrived))
+        lane.submit(tasks[-1])
+        if arrived is not None:
+            threading.Timer(generator.choice([0.0, 0.001, 0.005]), arrived.set).start()
+        time.sleep(generator.choice([0, 0, 0.001, 0.004]))
+    lane.close()
+    assert _collectives(log) == [f"{kind} {i}" for i in range(20) for kind in ("scalers", "codes", "sums")]
+    assert [entry for entry in log if entry.startswith("finish")] == [f"finish {i}" for i in range(20)]
+    assert [task.outcome for task in tasks] == [[None]] * 20
+
+
+def test_what_fails_to_arrive_fails_its_task_and_closing_does_not_wait_for_what_never_comes() -> None:
+    class Lost(Recorder):
+        def _wait(self) -> None:
+            raise OSError("the peer is gone")
+
+    class Silent(Recorder):
+        def _wait(self) -> None:
+            time.sleep(600)
+
+        def send(self) -> None:
+            pass
+
+    lane = Lane()
+    lost = Lost(0, [], arrived=threading.Event())
+    lane.submit(lost)
+    assert lost.done.wait(timeout=60)
+    assert str(lost.outcome[0]) == "the peer is gone"
+    silent = Silent(1, [], arrived=threading.Event())
+    lane.submit(silent)
+    lane.close()
+    assert silent.outcome == lost.outcome
+
+
+class Shards(Transfer):
+    """A transfer in parts that writes down what it does."""
+
+    def __init__(self, num_parts: int, log: list[str], fails: str = "") -> None:
+        self.num_parts = num_parts
+        self.log = log
+        self.fails = fails
+        self._numbers = {name: itertools.count() for name in ("send", "forward", "receive")}
+
+    def _stage(self, name: str) -> None:
+        self.log.append(f"{name} {next(self._numbers[name])}")
+        if self.log[-1] == self.fails:
+            raise OSError(self.fails)
+
+    def send(self) -> None:
+        self._stage("send")
+
+    def forward(self) -> None:
+        self._stage("forward")
+
+    @property
+    def arriving(self) -> Pending:
+        return Pending([])
+
+    def receive(self) -> None:
+        self._stage("receive")
+
+
+class Parts(BucketWork):
+    """A bucket with this transfer, and nothing in it."""
+
+    def __init__(self, transfer: Transfer, complete: Callable[[BaseException | None], None]) -> None:
+        self.stage = Stage(0, 0, 0, Phases(), torch.device("cpu"))
+        self.measured = self.others_follow = False
+        self.complete = complete
+        self.transfer = transfer
+        self.code = None  # type: ignore[assignment]
+
+    def open(self) -> None:
+        pass
+
+
+def run_in_parts(transfer: Shards) -> tuple[list[BaseException | None], Recorder]:
+    """How often and how the bucket was completed, and a task that was submitted behind it."""
+    outcome: list[BaseException | None] = []
+    lane = Lane()
+    gate, after = Gate([]), Recorder(9, transfer.log)
+    lane.submit(gate)
+    lane.submit(BucketTask(Parts(transfer, outcome.append)))
+    lane.submit(after)
+    gate.open.set()
+    lane.close()
+    return outcome, after
+
+
+def test_parts_of_a_bucket_take_their_turns_and_nothing_comes_between() -> None:
+    log: list[str] = []
+    outcome, after = run_in_parts(Shards(3, log))
+    assert log == [
+        "send 0", "forward 0", "send 1", "receive 0", "forward 1", "send 2", "receive 1", "forward 2",
+        "scalers 9", "codes 9", "receive 2", "sums 9", "finish 9",
+    ]  # fmt: skip
+    assert (outcome, after.outcome) == ([None], [None])
+
+
+@pytest.mark.parametrize("number", range(4))
+@pytest.mark.parametrize("stage", ["send", "forward", "receive"])
+def test_a_bucket_whose_part_fails_is_completed_once_with_that_error(stage: str, number: int) -> None:
+    log: list[str] = []
+    outcome, after = run_in_parts(Shards(4, log, f"{stage} {number}"))
+    (error,) = outcome
+    assert str(error) == f"{stage} {number}"
+    assert after.outcome == [error]
+    assert not [entry for entry in log if entry.startswith("send") and int(entry[-1]) > number + 1]
 
 
 @pytest.mark.parametrize("waiting", [True, False], ids=["all submitted at once", "one after another"])
@@ -206,6 +381,8 @@ import torch
 from terngrad.ddp import lane as lanes
 
 class Task:
+    following = None
+
     def send(self):
         begun.set()
         rounds = range(20_000) if sys.argv[1] == "busy" else []
@@ -216,6 +393,7 @@ class Task:
         print("sent", flush=True)
 
     def forward(self): pass
+    def arrival(self): return None
     def finish(self): pass
     def complete(self, error): pass
 

@@ -20,6 +20,7 @@ from terngrad.codecs import CODES, DENSE_TYPES
 from terngrad.errors import ConfigurationError
 from terngrad.kernels import Code, Statistics, kernels_for, packed_bytes, reference
 from terngrad.methods import Dense, Method, ParameterInfo, TernGrad, from_spec
+from terngrad.methods.base import PART_ELEMENTS
 
 SIZES = (500, 3, 161, 1000, 40)
 TERNARY = TernGrad(dense_below=100)  # makes parameters 0, 2 and 3 of SIZES ternary
@@ -276,6 +277,44 @@ def test_both_exchanges_give_every_rank_the_same_bits(
     for buffer in (*gathered, *two_shot):
         assert same_bits(buffer, gathered[0])
     assert not torch.equal(gathered[0], torch.zeros_like(gathered[0]))
+
+
+@pytest.mark.parametrize("num_parts", [1, 2, 3, 11])
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("options", ["", ",block=64", ",shared=false", ",block=64,shared=false,clip=0"])
+@pytest.mark.parametrize("codec", CODES)
+def test_a_bucket_in_parts_gives_the_same_bits_and_measurements_as_a_whole_one(
+    codec: str, options: str, dtype: torch.dtype, num_parts: int
+) -> None:
+    method = from_spec(f"terngrad:dense_below=100,codec={codec}{options}")
+    whole, cut = (Ranks.start(method, SIZES, 3) for _ in range(2))
+    gradients = gradients_of(whole, dtype)
+    for step in range(2):
+        expected, found = whole.in_parts(gradients, 1, step), cut.in_parts(gradients, num_parts, step)
+        assert all(same_bits(one, expected[0]) for one in (*expected, *found))
+    assert same_bits(expected[0], Ranks.start(method, SIZES, 3).all_gather(gradients, 1)[0])
+    for index, one in whole.coders[0].measured.items():
+        other = cut.coders[0].measured[index]
+        assert (other.num_steps, other.scaler, other.num_elements) == (2, one.scaler, one.num_elements)
+        assert (other.num_nonzero, other.squared_norm) == (one.num_nonzero, one.squared_norm)
+        assert other.squared_error == pytest.approx(one.squared_error)
+    assert len(cut.coders[0].measured) == len(whole.coders[0].measured) > 0
+
+
+def test_dense_values_in_parts_are_those_of_a_whole_bucket() -> None:
+    whole, cut = (Ranks.start(Dense("fp16"), SIZES, 3) for _ in range(2))
+    gradients = gradients_of(whole)
+    assert same_bits(cut.in_parts(gradients, 4)[2], whole.all_gather(gradients)[0])
+
+
+@pytest.mark.parametrize(
+    ("spec", "parts"),
+    [("terngrad", 4), ("terngrad:codec=entropy", 4), ("fp16", 4), ("terngrad:error_feedback=true", 1), ("sdagc", 1)],
+)
+def test_large_buckets_go_in_parts_where_nothing_is_held_back(spec: str, parts: int) -> None:
+    method = from_spec(spec)
+    assert method.num_parts(4 * PART_ELEMENTS + 5) == parts
+    assert method.num_parts(2 * PART_ELEMENTS - 1) == method.num_parts(0) == 1
 
 
 @pytest.mark.parametrize("world_size", [1, 2, 4])

@@ -14,6 +14,7 @@ from terngrad.cli.model import parameters_of
 from terngrad.codecs import Segment
 from terngrad.exchange import EXCHANGES, LENGTH_BYTES
 from terngrad.methods import Coder, ParameterInfo
+from terngrad.methods.base import PART_ELEMENTS
 from terngrad.perf import (
     AllReduce,
     Cluster,
@@ -99,8 +100,15 @@ def test_what_is_posted_while_backward_runs_is_delayed_but_not_beyond_its_end() 
 def test_without_a_lane_buckets_are_posted_when_they_are_ready() -> None:
     lane = Work(encode_s=0.0, send_s=0.3, decode_s=0.1, delay_s=1.0)
     ddp = replace(lane, at_once=True)
-    close(simulate([1.0, 1.1, 3.0], [lane] * 3), end_s=3.1 + 0.3 + 0.1)  # the second one waits for the first
-    close(simulate([1.0, 1.1, 3.0], [ddp] * 3), end_s=3.0 + 0.3 + 0.1)
+    # The lane has two under way and no more: the third one waits for the first, the last one for the third.
+    close(simulate([1.0, 1.1, 1.2, 3.0], [lane] * 4), end_s=3.0 + 0.3 + 0.1 + 0.1, exchange_s=1.2 + 0.2 + 0.4 + 0.2)
+    close(simulate([1.0, 1.1, 1.2, 3.0], [ddp] * 4), end_s=3.0 + 0.3 + 0.1)
+
+
+def test_a_bucket_is_sent_while_the_one_before_is_on_the_wire() -> None:
+    work = Work(encode_s=0.1, send_s=1.0, decode_s=0.2)
+    close(simulate([1.0, 1.5], [work, work]), backward_s=1.5, end_s=3.1 + 0.2)
+    close(simulate([1.0, 2.2], [work, work]), backward_s=2.2, end_s=2.3 + 0.1 + 1.0 + 0.2)  # the first is decoded
 
 
 def test_nothing_to_send_takes_no_time() -> None:
@@ -235,9 +243,38 @@ def test_bytes_are_those_of_the_messages(spec: str, exchange: str, count: int) -
     infos = [gradient.parameter for gradient in profile.gradients]
     way = EXCHANGES[exchange]
     segments = (Segment(0, 0, 5000), Segment(1, 5000, 5000))
-    frame = Coder(from_spec(spec), infos, 0, count, 0).frame(segments, torch.float32, False, way.num_shards(count))
+    frame = Coder(from_spec(spec), infos, 0, count, 0).frame(segments, torch.float32, False, way.num_shards(count, 1))
     rounds = way.num_rounds * LENGTH_BYTES if spec in ("sdagc", "terngrad:codec=entropy") else 0
     assert found.bytes_sent == way.bytes_sent(frame.expected, count) + (count - 1) * (frame.scalers_nbytes + rounds)
+
+
+@pytest.mark.parametrize("spec", ["terngrad", "terngrad:codec=entropy", "fp32"])
+def test_large_buckets_are_sent_in_parts_by_all_gather(spec: str) -> None:
+    parameters = [ParameterInfo("a", 3 * PART_ELEMENTS + 7, False)]
+    profile = Profile(0.0, (Gradient(parameters[0], 1.0),), 0.0)
+    cluster = Cluster(2, FAST)
+    times = {"encode": Line(element_s=1e-7), "decode": Line(element_s=1e-7)}
+    gathered, summed = (Coded(from_spec(spec), name, **times) for name in ("all-gather", "two-shot"))
+    assert [way.num_parts(parameters, cluster) for way in (gathered, summed)] == [3, 1]
+    assert gathered.num_parts(parameters, Cluster(1, FAST)) == 1
+    frame = Coder(from_spec(spec), parameters, 0, 2, 0).frame(
+        (Segment(0, 0, parameters[0].numel),), torch.float32, False, 3
+    )
+    lengths = 3 * LENGTH_BYTES if "entropy" in spec else 0
+    wanted = 3 * frame.expected.nbytes + frame.scalers_nbytes + lengths
+    found = Prediction(profile, (1,), gathered, cluster)
+    assert found.bytes_sent == wanted
+    whole = simulate([1.0], [gathered.work(parameters, cluster)])
+    assert found.timeline.end_s < whole.end_s
+
+
+def test_a_bucket_in_parts_is_encoded_and_decoded_while_it_is_on_the_wire() -> None:
+    work = Work(encode_s=0.3, send_s=3.0, decode_s=0.6, round_s=0.1, handling_s=0.3)
+    parts = work.cut(3)
+    assert [part.round_s for part in parts] == [0.1, 0.0, 0.0]
+    found = simulate([1.0] * 3, parts)
+    close(found, end_s=1.0 + 0.1 + 0.1 + 3.0 + 0.2, encode_s=0.3, decode_s=0.6)
+    assert work.cut(1) == [work]
 
 
 def test_all_payloads_are_decoded_in_all_gather_and_one_sum_in_two_shot() -> None:

@@ -114,7 +114,7 @@ class EntropyFrame:
         self.sums = [self._of_sums(shard) for shard in plain.shards]
         self.nbytes = max(coding.most_bytes for coding in self.codes)
         self.sum_nbytes = max(coding.most_bytes for coding in self.sums)
-        self.num_units, self.scalers_nbytes = plain.num_units, plain.scalers_nbytes
+        self.num_shards, self.num_units, self.scalers_nbytes = plain.num_shards, plain.num_units, plain.scalers_nbytes
 
     @property
     def description(self) -> bytes:

@@ -1,7 +1,8 @@
 """The messages of one bucket: where every header, code and dense value lies, and how many bytes that makes.
 
 A bucket's segments are ternary or dense. Its messages are cut into `num_shards` shards of about equal size (one for
-all-gather, one per rank for two-shot); each holds a header, the codes of its runs and its share of the dense values.
+all-gather, or several if the bucket is large; one per rank for two-shot); each holds a header, the codes of its runs
+and its share of the dense values.
 `nbytes` and `sum_nbytes` are the single truth about size: buffers, counters and predictions all come from here.
 """
 
@@ -110,9 +111,7 @@ class Frame:
         self.nbytes = max(_aligned(s.dense_at + self.dense_bytes(s)) for s in self.shards)
         self.sum_nbytes = max(_aligned(s.sum_dense_at + self.dense_bytes(s)) for s in self.shards)
         self.runs = self._all_runs()
-        # For each run, the position of its segment among the ternary ones.
-        starts = np.array([segment.source for segment in ternary], dtype=np.int64)
-        self.run_segments = np.searchsorted(starts, self.runs.table[:, 0], side="right") - 1
+        self._starts = np.array([segment.source for segment in ternary], dtype=np.int64)
 
     @cached_property
     def description(self) -> bytes:
@@ -129,6 +128,10 @@ class Frame:
                 "world_size": self.world_size,
             }
         ).encode()
+
+    def segments_of(self, runs: Runs) -> Int64Array:
+        """For each run, the position of its segment among the ternary ones."""
+        return np.searchsorted(self._starts, runs.table[:, 0], side="right") - 1
 
     @property
     def expected(self) -> Frame:

@@ -57,6 +57,7 @@ class SparseShard:
 class ExpectedSizes:
     """What messages that vary are expected to have, for predictions."""
 
+    num_shards: int
     nbytes: int
     sum_nbytes: int
     description: bytes
@@ -139,6 +140,7 @@ class SparseFrame:
         """Sizes at the density that is expected: of positions at random, and of the union of all ranks'."""
         union = 1 - (1 - self.density) ** self.world_size
         return ExpectedSizes(
+            self.num_shards,
             self._expected_bytes(self.density, 1 if self.values == SIGN else 8 * DENSE_TYPES[self.values].itemsize),
             self._expected_bytes(union, 32),
             self.description,

@@ -27,16 +27,13 @@ def exchanges_for(exchange: str) -> list[Exchange]:
     return [EXCHANGES[exchange]]
 
 
-def cheapest(exchanges: Sequence[Exchange], method: Method, sizes: Callable[[int], Sizes], world_size: int) -> Exchange:
+def cheapest(exchanges: Sequence[Exchange], method: Method, sizes: Callable[[Exchange], Sizes], count: int) -> Exchange:
     """The exchange for a bucket, the same on all ranks: of those that can carry the method, the one predicted to be
-    quickest. `sizes` tells them for a number of shards.
+    quickest with so many workers. `sizes` tells those of its messages.
     """
     if not method.has_sums:
         return EXCHANGES[AllGather.name]
-    return min(
-        exchanges,
-        key=lambda exchange: predicted_seconds(exchange, sizes(exchange.num_shards(world_size)), world_size),
-    )
+    return min(exchanges, key=lambda exchange: predicted_seconds(exchange, sizes(exchange), count))
 
 
 def check_exchange(exchange: str, method: Method) -> None:

@@ -28,7 +28,7 @@ from terngrad.ddp.selection import Exchanges, Selection, as_method
 from terngrad.ddp.servers import ParameterServers
 from terngrad.ddp.stage import Stage, naming
 from terngrad.ddp.statistics import Counters, by_parameter, summary
-from terngrad.ddp.task import BucketTask, CallTask, SparseTask, sparse_bytes
+from terngrad.ddp.task import BucketTask, BucketWork, CallTask, SparseTask, sparse_bytes
 from terngrad.ddp.verify import verify
 from terngrad.errors import ConfigurationError
 from terngrad.exchange import Channel, Exchange, own_group
@@ -383,7 +383,9 @@ class Handle:
             return self._selection.open(buffer, segments, number, step, epoch)
 
         scratch = self._scratch[number % 2]
-        self._lane.submit(BucketTask(open_code, self._channel, scratch, stage, measured, complete))
+        follow = not bucket.is_last()
+        work = BucketWork(open_code, self._channel, scratch, stage, measured, follow, complete)
+        self._lane.submit(BucketTask(work))
         return future
 
     # Failures and agreement

@@ -5,13 +5,16 @@ would disagree on the order and hang or mix up data. Here the order is fixed by 
 
     scalers(0) codes(0) [sums(0)] scalers(1) codes(1) [sums(1)] ...
 
-and what is free to move is local work: bucket i is received and decoded while bucket i+1's codes are on the wire, or at
-once if no bucket is waiting. Backward runs on in its own thread all the while.
+and what is free to move is local work: bucket i is received and decoded while bucket i+1's codes are on the wire, or
+when it has arrived, if no other bucket is there by then. Parts of a large bucket take their turns as buckets do.
+Backward runs on in its own thread all the while, and a third one waits for what arrives, so that the lane is free for
+the next bucket.
 """
 
 from __future__ import annotations
 
 import atexit
+import contextlib
 import queue
 import threading
 import time
@@ -25,10 +28,19 @@ REST_S = 2.0  # how long the end of the process waits for lanes, all of them tog
 
 
 class Task(Protocol):
-    """One bucket. send() and forward() issue collectives; finish() waits for the last and only computes."""
+    """A bucket or a part of one. send() and forward() issue collectives; finish() waits for the last and only computes.
+
+    Once it has been sent, `following` is the next part of the same bucket, if there is one.
+    """
+
+    @property
+    def following(self) -> Task | None: ...
 
     def send(self) -> None: ...
     def forward(self) -> None: ...
+    def arrival(self) -> Callable[[], None] | None:
+        """Waits, on another thread, for what finish() waits for; None if there is no use in that."""
+
     def finish(self) -> None: ...
     def complete(self, error: BaseException | None) -> None: ...
 
@@ -50,13 +62,27 @@ class _Call:
         self.done.set()
 
 
+class _Arrival:
+    """What a task waits for has come, or never will."""
+
+    def __init__(self, task: Task, wait: Callable[[], None]) -> None:
+        self.task = task
+        self._wait = wait
+
+    def wait(self) -> None:
+        with contextlib.suppress(BaseException):  # finish() will meet it
+            self._wait()
+
+
 class Lane:
     """Runs tasks in the order of their submission. After the first failure every task fails with that error."""
 
     def __init__(self) -> None:
         self.error: BaseException | None = None
-        self._queue: queue.SimpleQueue[Task | _Call | None] = queue.SimpleQueue()
+        self._queue: queue.SimpleQueue[Task | _Call | _Arrival | None] = queue.SimpleQueue()
         self._thread: threading.Thread | None = None
+        self._awaited: queue.SimpleQueue[_Arrival | None] = queue.SimpleQueue()
+        self._waiter: threading.Thread | None = None
         _lanes.add(self)
 
     def submit(self, task: Task) -> None:
@@ -98,16 +124,28 @@ class Lane:
 
     def _loop(self) -> None:
         previous: Task | None = None
+        following: Task | None = None
+        awaited: Task | None = None
         while True:
-            if previous is not None and self._queue.empty():
-                self._finish(previous)
-                previous = None
-            item = self._queue.get()
+            if previous is not None and following is None and self._queue.empty() and previous is not awaited:
+                if self._await(previous):
+                    awaited = previous
+                else:
+                    self._finish(previous)
+                    previous = None
+            item = self._queue.get() if following is None else following
+            if isinstance(item, _Arrival):
+                if item.task is previous:
+                    self._finish(previous)
+                    previous = None
+                item = None
+                continue
             if isinstance(item, _Call) or item is None:
                 if previous is not None:
                     self._finish(previous)
                     previous = None
                 if item is None:
+                    self._end_waiter()
                     return
                 item.run()
                 item = None
@@ -116,7 +154,32 @@ class Lane:
             if previous is not None:
                 self._finish(previous)
             previous = item if sent and self._attempt(item, item.forward) else None
+            following = item.following
             item = None  # or the next wait would keep a finished bucket alive
+
+    def _await(self, task: Task) -> bool:
+        """Has the end of a task's wait put on the queue, if it has one that is worth it."""
+        wait = task.arrival() if self.error is None else None
+        if wait is None:
+            return False
+        if self._waiter is None:
+            self._waiter = threading.Thread(target=self._wait_for_arrivals, name="terngrad-waiter", daemon=True)
+            self._waiter.start()
+        self._awaited.put(_Arrival(task, wait))
+        return True
+
+    def _wait_for_arrivals(self) -> None:
+        while (awaited := self._awaited.get()) is not None:
+            awaited.wait()
+            self._queue.put(awaited)
+            del awaited  # or the next wait would keep a finished bucket alive
+
+    def _end_waiter(self) -> None:
+        if self._waiter is not None:
+            self._awaited.put(None)
+            if self.error is None:  # or it may wait for a peer that is gone, for as long as the group's timeout
+                self._waiter.join()
+            self._waiter = None
 
     def _attempt(self, task: Task, stage: Callable[[], None]) -> bool:
         """Runs one stage of a task; on failure completes the task with the lane's first error."""

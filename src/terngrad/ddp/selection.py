@@ -134,10 +134,11 @@ class Selection:
         world_size = self._crew.world_size
         dense = self._coder.is_dense_step(step, epoch)
 
-        def frame_of(num_shards: int) -> AnyFrame:
-            return self._coder.frame(segments, buffer.dtype, dense, num_shards)
+        num_parts = self._coder.num_parts(segments)
+
+        def frame_for(exchange: Exchange) -> AnyFrame:
+            return self._coder.frame(segments, buffer.dtype, dense, exchange.num_shards(world_size, num_parts))
 
         allowed = self._exchanges.allowed
-        exchange = cheapest(allowed, self.method, lambda shards: frame_of(shards).expected, world_size)
-        frame = frame_of(exchange.num_shards(world_size))
-        return open_bucket(self._coder, frame, buffer, bucket, step), exchange
+        exchange = cheapest(allowed, self.method, lambda exchange: frame_for(exchange).expected, world_size)
+        return open_bucket(self._coder, frame_for(exchange), buffer, bucket, step), exchange

@@ -36,7 +36,11 @@ class _Layout:
     def __init__(self, description: bytes) -> None:
         self.description = description
         self._frame = read_description(description)
-        self.nbytes, self.sum_nbytes = self._frame.nbytes, self._frame.sum_nbytes
+        self.num_shards, self.nbytes, self.sum_nbytes = (
+            self._frame.num_shards,
+            self._frame.nbytes,
+            self._frame.sum_nbytes,
+        )
         self.varies = not isinstance(self._frame, Frame)
 
     def add(self, shard: int, label: tuple[int, int], messages: Sequence[Tensor]) -> Tensor:

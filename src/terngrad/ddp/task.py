@@ -15,8 +15,8 @@ from terngrad.methods import AnyBucket, BucketCode
 Complete = Callable[[BaseException | None], None]
 
 
-class BucketTask:
-    """Takes a bucket through scalers, codes and sums."""
+class BucketWork:
+    """What the parts of a bucket have in common."""
 
     def __init__(
         self,
@@ -25,50 +25,88 @@ class BucketTask:
         scratch: Scratch,
         stage: Stage,
         measured: bool,
+        others_follow: bool,
         complete: Complete,
     ) -> None:
         self._open_code = open_code
         self._channel = channel
         self._scratch = scratch
-        self._stage = stage
-        self._measured = measured
+        self.stage = stage
+        self.measured = measured
+        self.others_follow = others_follow
         self.complete = complete
 
-    def send(self) -> None:
-        with self._stage():
-            with self._stage.phases("encode"):
-                self._code, exchange = self._open_code()
-            self._transfer = exchange.open(self._code, self._channel, self._take, self._stage.phases)
-            if self._code.scaled is not None:
-                self._share_scalers(self._code.scaled)
-            self._transfer.send()
-            if self._measured:
-                with self._stage.phases("measure"):
-                    self._code.measure()
+    def open(self) -> None:
+        """Starts its code and shares its scalers."""
+        with self.stage.phases("encode"):
+            self.code, exchange = self._open_code()
+        self.transfer = exchange.open(self.code, self._channel, self._take, self.stage.phases)
+        if self.code.scaled is not None:
+            self._share_scalers(self.code.scaled)
 
-    def forward(self) -> None:
-        with self._stage():
-            self._transfer.forward()
+    @property
+    def on_cpu(self) -> bool:
+        return self.code.buffer.device.type == "cpu"
 
-    def finish(self) -> None:
-        with self._stage():
-            self._transfer.receive()
-        # They refer to this task in turn. Left to the garbage collector, they would hold on to buckets that DDP has
-        # replaced: a whole second gradient.
-        del self._transfer, self._code
+    def close(self) -> None:
+        """The transfer refers to this bucket in turn. Left to the garbage collector, they would hold on to a buffer
+        that DDP has replaced: a whole second gradient.
+        """
+        del self.transfer, self.code
 
     def _take(self, role: str, rows: int, row_bytes: int) -> Tensor:
-        return self._scratch.take(self._code.buffer.device, role, rows, row_bytes)
+        return self._scratch.take(self.code.buffer.device, role, rows, row_bytes)
 
     def _share_scalers(self, code: BucketCode) -> None:
         size = code.frame.scalers_nbytes
         received = self._take("scalers", self._channel.world_size, size)
-        with self._stage.phases("encode"):
+        with self.stage.phases("encode"):
             code.scalers_message(received[self._channel.rank])
-        with self._stage.phases("exchange"):
+        with self.stage.phases("exchange"):
             self._channel.all_gather(received).wait()
-        with self._stage.phases("encode"):
+        with self.stage.phases("encode"):
             code.take_scalers(received)
+
+
+class BucketTask:
+    """Takes a bucket, or one part of it, through scalers, codes and sums."""
+
+    def __init__(self, bucket: BucketWork, number: int = 0) -> None:
+        self.following: BucketTask | None = None
+        self._bucket = bucket
+        self._number = number
+
+    def send(self) -> None:
+        bucket = self._bucket
+        with bucket.stage():
+            if self._number == 0:
+                bucket.open()
+            bucket.transfer.send()
+            if bucket.measured:
+                with bucket.stage.phases("measure"):
+                    bucket.code.measure()
+        if self._number + 1 < bucket.transfer.num_parts:
+            self.following = BucketTask(bucket, self._number + 1)
+
+    def forward(self) -> None:
+        with self._bucket.stage():
+            self._bucket.transfer.forward()
+
+    def arrival(self) -> Callable[[], None] | None:
+        """After the last bucket there is nothing else to do, and on an accelerator waiting does not block."""
+        bucket = self._bucket
+        return bucket.transfer.arriving.wait if bucket.others_follow and bucket.on_cpu else None
+
+    def finish(self) -> None:
+        with self._bucket.stage():
+            self._bucket.transfer.receive()
+        if self.following is None:
+            self._bucket.close()
+
+    def complete(self, error: BaseException | None) -> None:
+        """The bucket is done with its last part, or with the one that failed, which has none that follows."""
+        if self.following is None:
+            self._bucket.complete(error)
 
 
 def sparse_bytes(gradient: Tensor, world_size: int) -> int:
@@ -79,6 +117,8 @@ def sparse_bytes(gradient: Tensor, world_size: int) -> int:
 
 class SparseTask:
     """Passes a sparse gradient through: summed by torch, divided by the world size."""
+
+    following = None
 
     def __init__(self, buffer: Tensor, channel: Channel, counters: Counters, stage: Stage, complete: Complete) -> None:
         self._buffer = buffer
@@ -96,6 +136,9 @@ class SparseTask:
     def forward(self) -> None:
         return
 
+    def arrival(self) -> None:
+        return
+
     def finish(self) -> None:
         with self._stage(), self._stage.phases("exchange"):
             self._pending.wait()
@@ -104,6 +147,8 @@ class SparseTask:
 
 class CallTask:
     """A collective that belongs to the step but to no bucket."""
+
+    following = None
 
     def __init__(self, function: Callable[[], None], stage: Stage) -> None:
         self._function = function
@@ -114,6 +159,9 @@ class CallTask:
             self._function()
 
     def forward(self) -> None:
+        return
+
+    def arrival(self) -> None:
         return
 
     def finish(self) -> None:

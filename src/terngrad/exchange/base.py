@@ -3,7 +3,8 @@
 What the bytes mean is the business of a *code*, a bucket that can write its messages, add up a shard of everyone's and
 read the result. There are two kinds: messages of a size that all ranks know, and messages that vary. A transfer works
 in three stages, so that the caller can put other work between them: send() posts the first collective, forward() the
-second where there is one, receive() waits and decodes. All ranks must call them in the same order.
+second where there is one, receive() waits and decodes. All ranks must call them in the same order. A large bucket may
+go in parts; each takes all three stages, and the next one may be sent before this one is received, but no other.
 """
 
 from __future__ import annotations
@@ -24,6 +25,8 @@ class Sizes(Protocol):
     Where messages vary, these are the most that a message can have.
     """
 
+    @property
+    def num_shards(self) -> int: ...
     @property
     def nbytes(self) -> int: ...
     @property
@@ -49,7 +52,8 @@ class Fixed(Code, Protocol):
     @property
     def varies(self) -> Literal[False]: ...
     def encode(self, messages: Tensor) -> None: ...
-    def decode(self, messages: Tensor) -> None: ...
+    def encode_shard(self, shard: int, message: Tensor) -> None: ...
+    def decode(self, messages: Tensor, shard: int = 0) -> None: ...
     def sum_shard(self, messages: Tensor, target: Tensor) -> None: ...
     def decode_sums(self, messages: Tensor) -> None: ...
 
@@ -62,7 +66,10 @@ class Varying(Code, Protocol):
     def pack(self) -> list[Tensor]:
         """This rank's messages, one for each shard."""
 
-    def unpack(self, messages: Sequence[Tensor]) -> None: ...
+    def pack_shard(self, shard: int) -> Tensor:
+        """One of them alone."""
+
+    def unpack(self, messages: Sequence[Tensor], shard: int = 0) -> None: ...
     def add(self, messages: Sequence[Tensor]) -> Tensor:
         """The message of the sum of all ranks' messages of this rank's shard."""
 
@@ -75,7 +82,9 @@ Phase = Callable[[str], AbstractContextManager[None]]  # names and times what ru
 
 
 class Transfer(ABC):
-    """One bucket's messages, under way."""
+    """One bucket's messages, under way. Its stages are for one part after the other."""
+
+    num_parts = 1
 
     def __init__(self, channel: Channel, scratch: Scratch, phase: Phase) -> None:
         self.channel = channel
@@ -89,6 +98,11 @@ class Transfer(ABC):
     def forward(self) -> None:
         """Posts the second collective, where there is one."""
         return
+
+    @property
+    @abstractmethod
+    def arriving(self) -> Pending:
+        """What receive() waits for. Whoever else waits for it takes nothing away."""
 
     @abstractmethod
     def receive(self) -> None:
@@ -106,8 +120,8 @@ class Exchange(ABC):
     num_rounds: ClassVar[int]  # of messages that wait for each other
 
     @abstractmethod
-    def num_shards(self, world_size: int) -> int:
-        """How many shards the messages are cut into."""
+    def num_shards(self, world_size: int, num_parts: int) -> int:
+        """How many shards the messages are cut into, of a bucket that the method lets go in so many parts."""
 
     @abstractmethod
     def bytes_sent(self, sizes: Sizes, world_size: int) -> int:

@@ -8,6 +8,7 @@ much. For small messages the ring is quicker, since it needs no handshake.
 from __future__ import annotations
 
 import datetime as dt
+import threading
 from collections.abc import Sequence
 
 import torch.distributed as dist
@@ -37,16 +38,25 @@ def own_group(group: dist.ProcessGroup) -> dist.ProcessGroup:
 
 
 class Pending:
-    """What has been posted and not yet waited for."""
+    """What has been posted. Any thread may wait for it, and more than one."""
 
     def __init__(self, works: Sequence[dist.Work | None]) -> None:
         self._works = works
+        self._lock = threading.Lock()
+        self._error: BaseException | None = None
 
     def wait(self) -> None:
         """Returns when all of it is done; raises what went wrong, or when the group's timeout has passed."""
-        for work in self._works:
-            assert work is not None  # None is for ranks outside the group, which never get a channel
-            work.wait()
+        with self._lock:
+            works, self._works = self._works, ()  # torch's can be waited for only once
+            try:
+                for work in works:
+                    assert work is not None  # None is for ranks outside the group, which never get a channel
+                    work.wait()
+            except BaseException as error:
+                self._error = error
+            if self._error is not None:
+                raise self._error
 
 
 class Channel:

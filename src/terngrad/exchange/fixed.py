@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections import deque
+
 from torch import Tensor
 
 from terngrad.exchange.base import Fixed, Phase, Scratch, Transfer
-from terngrad.exchange.channel import Channel
+from terngrad.exchange.channel import Channel, Pending
 
 
 class FixedTransfer(Transfer):
@@ -22,19 +24,31 @@ class FixedTransfer(Transfer):
 
 
 class FixedAllGather(FixedTransfer):
-    """Everyone's codes to everyone."""
+    """Everyone's codes to everyone, a shard in each part."""
+
+    def __init__(self, code: Fixed, channel: Channel, scratch: Scratch, phase: Phase) -> None:
+        super().__init__(code, channel, scratch, phase)
+        self.num_parts = self.sizes.num_shards
+        self._num_sent = 0
+        self._under_way: deque[tuple[int, Tensor, Pending]] = deque()
 
     def send(self) -> None:
-        self._received = self.scratch("received", self.channel.world_size, self.sizes.nbytes)
+        shard, self._num_sent = self._num_sent, self._num_sent + 1
+        received = self.scratch(f"received {shard % 2}", self.channel.world_size, self.sizes.nbytes)
         with self.phase("encode"):
-            self.code.encode(self._own(self._received))
+            self.code.encode_shard(shard, received[self.channel.rank])
         with self.phase("exchange"):
-            self._pending = self.channel.all_gather(self._received)
+            self._under_way.append((shard, received, self.channel.all_gather(received)))
+
+    @property
+    def arriving(self) -> Pending:
+        return self._under_way[0][-1]
 
     def receive(self) -> None:
-        self._wait(self._pending)
+        shard, received, pending = self._under_way.popleft()
+        self._wait(pending)
         with self.phase("decode"):
-            self.code.decode(self._received)
+            self.code.decode(received, shard)
 
 
 class FixedTwoShot(FixedTransfer):
@@ -56,6 +70,10 @@ class FixedTwoShot(FixedTransfer):
             self.code.sum_shard(self._received, self._own(self._sums)[0])
         with self.phase("exchange"):
             self._pending = self.channel.all_gather(self._sums)
+
+    @property
+    def arriving(self) -> Pending:
+        return self._pending
 
     def receive(self) -> None:
         self._wait(self._pending)

@@ -93,7 +93,7 @@ class ServerExchange(Exchange):
         self.roster = roster
         self._layouts: dict[bytes, int] = {}  # numbers by description: a method that comes back is known already
 
-    def num_shards(self, world_size: int) -> int:
+    def num_shards(self, world_size: int, num_parts: int) -> int:
         return self.roster.num_servers
 
     def bytes_sent(self, sizes: Sizes, world_size: int) -> int:
@@ -162,6 +162,10 @@ class _FixedTransfer(_ServerTransfer):
         sends = map(self._roster.send, self._roster.servers, own)
         self._pending = Pending([*orders, *sends, *map(self._roster.receive, self._roster.servers, self._arriving)])
 
+    @property
+    def arriving(self) -> Pending:
+        return self._pending
+
     def receive(self) -> None:
         self._wait(self._pending)
         with self.phase("decode"):
@@ -189,6 +193,10 @@ class _VaryingTransfer(_ServerTransfer):
                 sends += self._roster.send_announced(server, self._leaving[-1])
             self._sent = Pending(sends)
             self._announced, self._lengths = self._roster.announcements(self._roster.servers)
+
+    @property
+    def arriving(self) -> Pending:
+        return self._announced
 
     def receive(self) -> None:
         with self.phase("exchange"):

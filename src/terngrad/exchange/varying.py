@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Sequence
 from itertools import accumulate, pairwise
 
@@ -10,7 +11,7 @@ from torch import Tensor
 
 from terngrad.errors import WireError
 from terngrad.exchange.base import Phase, Scratch, Sizes, Transfer, Varying
-from terngrad.exchange.channel import Channel
+from terngrad.exchange.channel import Channel, Pending
 
 LENGTH_BYTES = 8  # of an int64
 
@@ -47,28 +48,40 @@ class VaryingTransfer(Transfer):
         whole = self.scratch(role, 1, sum(lengths))[0]
         return [whole[first:last] for first, last in pairwise(accumulate(lengths, initial=0))]
 
-    def _gather(self, role: str, own: Tensor, most: int) -> list[Tensor]:
+    def _gather(self, role: str, own: Tensor, most: int) -> tuple[list[Tensor], Pending]:
         """Everyone's messages, once the collective that this posts has ended; one's own is there already."""
         lengths = [row[0] for row in self._lengths([own], most)]
         received = self._room(role, lengths)
         received[self.channel.rank] = own
-        self._pending = self.channel.swap(received, [own] * self.channel.world_size)
-        return received
+        return received, self.channel.swap(received, [own] * self.channel.world_size)
 
 
 class VaryingAllGather(VaryingTransfer):
-    """Everyone's codes to everyone."""
+    """Everyone's codes to everyone, a shard in each part."""
+
+    def __init__(self, code: Varying, channel: Channel, scratch: Scratch, phase: Phase) -> None:
+        super().__init__(code, channel, scratch, phase)
+        self.num_parts = self.sizes.num_shards
+        self._num_sent = 0
+        self._under_way: deque[tuple[int, list[Tensor], Pending]] = deque()
 
     def send(self) -> None:
+        shard, self._num_sent = self._num_sent, self._num_sent + 1
         with self.phase("encode"):
-            (own,) = self.code.pack()
+            own = self.code.pack_shard(shard)
         with self.phase("exchange"):
-            self._received = self._gather("received", own, self.sizes.nbytes)
+            received, pending = self._gather(f"received {shard % 2}", own, self.sizes.nbytes)
+            self._under_way.append((shard, received, pending))
+
+    @property
+    def arriving(self) -> Pending:
+        return self._under_way[0][-1]
 
     def receive(self) -> None:
-        self._wait(self._pending)
+        shard, received, pending = self._under_way.popleft()
+        self._wait(pending)
         with self.phase("decode"):
-            self.code.unpack(self._received)
+            self.code.unpack(received, shard)
 
 
 class VaryingTwoShot(VaryingTransfer):
@@ -89,7 +102,11 @@ class VaryingTwoShot(VaryingTransfer):
         with self.phase("decode"):
             own = self.code.add(self._received)
         with self.phase("exchange"):
-            self._sums = self._gather("sums", own, self.sizes.sum_nbytes)
+            self._sums, self._pending = self._gather("sums", own, self.sizes.sum_nbytes)
+
+    @property
+    def arriving(self) -> Pending:
+        return self._pending
 
     def receive(self) -> None:
         self._wait(self._pending)

@@ -9,16 +9,19 @@ from terngrad.exchange.varying import VaryingAllGather, VaryingTwoShot
 
 
 class AllGather(Exchange):
-    """Everyone sends its codes to everyone: one round, best for few workers."""
+    """Everyone sends its codes to everyone: one round, best for few workers.
+
+    A large bucket goes in parts, so that one is encoded and another decoded while a third is on the wire.
+    """
 
     name = "all-gather"
     num_rounds = 1
 
-    def num_shards(self, world_size: int) -> int:
-        return 1
+    def num_shards(self, world_size: int, num_parts: int) -> int:
+        return num_parts
 
     def bytes_sent(self, sizes: Sizes, world_size: int) -> int:
-        return (world_size - 1) * sizes.nbytes
+        return (world_size - 1) * sizes.num_shards * sizes.nbytes
 
     def open(self, code: AnyCode, channel: Channel, scratch: Scratch, phase: Phase) -> Transfer:
         if code.varies:
@@ -32,7 +35,7 @@ class TwoShot(Exchange):
     name = "two-shot"
     num_rounds = 2
 
-    def num_shards(self, world_size: int) -> int:
+    def num_shards(self, world_size: int, num_parts: int) -> int:
         return world_size
 
     def bytes_sent(self, sizes: Sizes, world_size: int) -> int:

@@ -14,6 +14,8 @@ from torch import nn
 
 from terngrad.errors import ConfigurationError
 
+PART_ELEMENTS = 1 << 23  # of a part of a large bucket: smaller ones cost more rounds, larger ones overlap less
+
 
 @dataclass(frozen=True)
 class ParameterInfo:
@@ -45,6 +47,10 @@ class Method(ABC):
     def has_sums(self) -> bool:
         """Whether codes can be added up on their way; if not, everyone has to get everyone's."""
         return True
+
+    def num_parts(self, numel: int) -> int:
+        """In how many parts a bucket of so many elements may travel, one after the other."""
+        return max(1, numel // PART_ELEMENTS)
 
     @abstractmethod
     def sends_dense(self, parameter: ParameterInfo) -> bool:

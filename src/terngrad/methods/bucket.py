@@ -20,8 +20,8 @@ class BucketCode:
     """One bucket of one step, from gradient to messages and from messages to average.
 
     The buffer is this object's until the average is written to it.
-    The order of calls is: scalers_message, take_scalers (both only where `frame.num_units`), encode, then either decode
-    (one shard) or sum_shard and decode_sums (one shard per rank).
+    The order of calls is: scalers_message, take_scalers (both only where `frame.num_units`), then either encode_shard
+    and decode for each shard in turn, or encode, sum_shard and decode_sums (one shard per rank).
     """
 
     def __init__(self, coder: Coder, frame: Frame, buffer: Tensor, bucket: int, step: int) -> None:
@@ -75,68 +75,84 @@ class BucketCode:
 
     def encode(self, messages: Tensor) -> None:
         """Writes the messages of all shards, a row each."""
-        frame = self.frame
-        self._messages = messages.view(-1)
-        for i, shard in enumerate(frame.shards):
-            self.envelope.codes(self.coder.rank, i).write(messages[i])
-            part = frame.dense_part(messages[i], shard)
-            for span in shard.dense:
-                part[span.target : span.target + span.numel] = self.buffer[span.source : span.source + span.numel]
-        if frame.ternary:
-            method = self._ternary_method()
-            keys = draw_keys(self.coder.seed, self.envelope.step, self.coder.rank, frame.indices)[frame.run_segments]
-            steps = self._own_scale * 2.0**-24
-            self._kernels.ternarize(self.buffer, frame.runs, keys, self._limit, steps, frame.code, self._messages)
-            if method.error_feedback:
-                self._keep_residuals()
+        for shard, message in enumerate(messages):
+            self._write_plain(shard, message)
+        self._write_codes(self.frame.runs, messages.view(-1))
 
-    def measure(self) -> None:
-        """Adds what this step's codes lost and took to the coder's measurements. Right after encode."""
+    def encode_shard(self, shard: int, message: Tensor) -> None:
+        """Writes the message of one shard."""
+        self._write_plain(shard, message)
+        self._write_codes(self.frame.shards[shard].runs, message)
+
+    def _write_plain(self, number: int, message: Tensor) -> None:
+        """Header and dense values."""
+        shard = self.frame.shards[number]
+        self.envelope.codes(self.coder.rank, number).write(message)
+        part = self.frame.dense_part(message, shard)
+        for span in shard.dense:
+            part[span.target : span.target + span.numel] = self.buffer[span.source : span.source + span.numel]
+
+    def _write_codes(self, runs: Runs, messages: Tensor) -> None:
+        self._runs, self._messages = runs, messages
         frame = self.frame
         if not frame.ternary:
             return
-        nonzero, squared, _ = self._kernels.error(self.buffer, frame.runs, self._messages, self._own_scale, frame.code)
-        for position, segment in enumerate(frame.ternary):
-            numbers = np.flatnonzero(frame.run_segments == position)
-            runs = torch.from_numpy(numbers).to(nonzero.device)
+        keys = draw_keys(self.coder.seed, self.envelope.step, self.coder.rank, frame.indices)[frame.segments_of(runs)]
+        steps = self._own_scale * 2.0**-24
+        self._kernels.ternarize(self.buffer, runs, keys, self._limit, steps, frame.code, messages)
+        if self._ternary_method().error_feedback:
+            self._keep_residuals()
+
+    def measure(self) -> None:
+        """Adds what the codes lost and took that were written last to the coder's measurements. Right after that."""
+        frame, rows = self.frame, self._runs.rows
+        if not frame.ternary:
+            return
+        nonzero, squared, _ = self._kernels.error(self.buffer, self._runs, self._messages, self._own_scale, frame.code)
+        segments = frame.segments_of(self._runs)
+        for position in np.unique(segments).tolist():
+            numbers = np.flatnonzero(segments == position)
+            chosen = torch.from_numpy(numbers).to(nonzero.device)
             norm = float(self._statistics.squares[frame.units[position]].sum())
             if not np.isfinite(norm):
                 continue
-            num_bits, least_bits = bits_of(frame, self._messages, [frame.runs.rows[i] for i in numbers])
+            num_bits, least_bits = bits_of(frame, self._messages, [rows[i] for i in numbers])
+            begins = rows[numbers[0]].offset == 0  # what is of the whole parameter counts with its first part
             found = Measured(
-                num_steps=1,
-                scaler=float(self._own_scale[frame.units[position]].mean()),
-                num_elements=segment.numel,
-                num_nonzero=int(nonzero[runs].sum()),
-                squared_error=float(squared[runs].sum()),
-                squared_norm=norm,
+                num_steps=int(begins),
+                scaler=begins * float(self._own_scale[frame.units[position]].mean()),
+                num_elements=sum(rows[i].length for i in numbers),
+                num_nonzero=int(nonzero[chosen].sum()),
+                squared_error=float(squared[chosen].sum()),
+                squared_norm=begins * norm,
                 num_bits=num_bits,
                 least_bits=least_bits,
             )
-            self.coder.add_measured(segment.index, found)
+            self.coder.add_measured(frame.ternary[position].index, found)
 
     # Decoding
 
-    def decode(self, messages: Tensor) -> None:
-        """Writes the average of all ranks' messages, a row each, to the bucket."""
+    def decode(self, messages: Tensor, shard: int = 0) -> None:
+        """Writes the average of all ranks' messages of a shard, a row each, to the bucket. Shards come in order."""
         for rank, message in enumerate(messages):
-            self.envelope.codes(rank, 0).check(message)
-        self.read(messages)
+            self.envelope.codes(rank, shard).check(message)
+        self.read(list(messages), shard)
 
-    def read(self, messages: Tensor) -> None:
+    def read(self, payloads: Sequence[Tensor], shard: int) -> None:
         """As decode, without looking at headers."""
-        payloads = list(messages)
         frame = self.frame
+        part = frame.shards[shard]
         if frame.ternary:
             if self._ternary_method().shared:
                 scale = self._scale / self.coder.world_size
-                good = self._kernels.mean_shared(self.buffer, frame.runs, payloads, scale, frame.code)
+                good = self._kernels.mean_shared(self.buffer, part.runs, payloads, scale, frame.code)
             else:
-                good = self._kernels.mean_own(self.buffer, frame.runs, payloads, self._scale, frame.code)
+                good = self._kernels.mean_own(self.buffer, part.runs, payloads, self._scale, frame.code)
             if not good:
-                raise bad_codes(self.envelope, [are_codes(frame, frame.runs, payload) for payload in payloads])
-        self._write_dense_mean(payloads)
-        self.settle_residuals()
+                raise bad_codes(self.envelope, [are_codes(frame, part.runs, payload) for payload in payloads])
+        write_dense_mean(self.buffer, part.dense, [frame.dense_part(payload, part) for payload in payloads])
+        if shard == frame.num_shards - 1:
+            self.settle_residuals()
 
     def sum_shard(self, messages: Tensor, target: Tensor) -> None:
         """Adds up all ranks' messages of this rank's shard and writes the message of the sum."""
@@ -176,10 +192,6 @@ class BucketCode:
         world_size = self.coder.world_size
         mean = self._kernels.mean_symbols if self.frame.sum_digits else self._kernels.mean_levels
         return mean(target, runs, sums, world_size, self._scale / world_size)
-
-    def _write_dense_mean(self, payloads: Sequence[Tensor]) -> None:
-        shard = self.frame.shards[0]
-        write_dense_mean(self.buffer, shard.dense, [self.frame.dense_part(payload, shard) for payload in payloads])
 
     # Residuals: what was not sent, added to the next gradient
 
@@ -224,6 +236,7 @@ class EntropyBucket:
         self.plain = code
         self.frame = frame
         self.coder, self.buffer = code.coder, code.buffer
+        self._own: dict[int, Tensor] = {}  # plain messages by shard, which need no decoding
 
     @property
     def varies(self) -> Literal[True]:
@@ -254,14 +267,25 @@ class EntropyBucket:
         """This rank's messages, one for each shard."""
         rows = self._rows(len(self.frame.codes), self.frame.plain.nbytes)
         self.plain.encode(rows)
+        self._own = dict(enumerate(rows))
         return [self.frame.write_codes(self.plain.envelope, self.coder.rank, i, row) for i, row in enumerate(rows)]
 
-    def unpack(self, messages: Sequence[Tensor]) -> None:
-        """Writes the average of all ranks' messages to the bucket."""
-        rows = self._rows(len(messages), self.frame.plain.nbytes)
+    def pack_shard(self, shard: int) -> Tensor:
+        """One of them alone."""
+        (row,) = self._rows(1, self.frame.plain.nbytes)
+        self.plain.encode_shard(shard, row)
+        self._own[shard] = row
+        return self.frame.write_codes(self.plain.envelope, self.coder.rank, shard, row)
+
+    def unpack(self, messages: Sequence[Tensor], shard: int = 0) -> None:
+        """Writes the average of all ranks' messages of a shard to the bucket. Shards come in order."""
+        rows = list(self._rows(len(messages), self.frame.plain.nbytes))
         for rank, (message, row) in enumerate(zip(messages, rows, strict=True)):
-            self.frame.read_codes(self.plain.envelope, rank, 0, message, row)
-        self.plain.read(rows)
+            if rank == self.coder.rank and shard in self._own:
+                rows[rank] = self._own.pop(shard)
+            else:
+                self.frame.read_codes(self.plain.envelope, rank, shard, message, row)
+        self.plain.read(rows, shard)
 
     def add(self, messages: Sequence[Tensor]) -> Tensor:
         """The message of the sum of all ranks' messages of this rank's shard."""

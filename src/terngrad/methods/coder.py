@@ -92,6 +92,10 @@ class Coder:
             self._frames[key] = make(segments, dtype, all_dense, num_shards)
         return self._frames[key]
 
+    def num_parts(self, segments: Sequence[Segment]) -> int:
+        """In how many parts a bucket may travel."""
+        return self.method.num_parts(sum(segment.numel for segment in segments))
+
     def _fixed_frame(
         self, segments: tuple[Segment, ...], dtype: torch.dtype, all_dense: bool, num_shards: int
     ) -> AnyFrame:

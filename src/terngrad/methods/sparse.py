@@ -72,6 +72,9 @@ class Sparse(Method):
         """Whether the optimizer's momentum is this method's business."""
         return self.compensation != NONE
 
+    def num_parts(self, numel: int) -> int:
+        return 1  # what is sent is little, and chosen from all of it
+
     def sends_dense(self, parameter: ParameterInfo) -> bool:
         return parameter.numel < max(self.dense_below, 1) or any(
             fnmatchcase(parameter.name, pattern) for pattern in self.dense_names

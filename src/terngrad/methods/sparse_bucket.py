@@ -93,6 +93,10 @@ class SparseBucket:
             self._keep_rounding(picks, sent)
         return messages
 
+    def pack_shard(self, shard: int) -> Tensor:
+        """The message of a bucket that is not cut, as a sparse one never is for all-gather."""
+        return self.pack()[shard]
+
     def _forget(self) -> None:
         """Drops what was not sent."""
         for residual in self._residuals:
@@ -231,17 +235,17 @@ class SparseBucket:
 
     # Reading
 
-    def unpack(self, messages: Sequence[Tensor]) -> None:
+    def unpack(self, messages: Sequence[Tensor], shard: int = 0) -> None:
         """Writes the average of all ranks' messages to the bucket."""
-        frame, shard = self.frame, self.frame.shards[0]
+        frame, part = self.frame, self.frame.shards[shard]
         for rank, message in enumerate(messages):
-            self.envelope.codes(rank, 0, message.numel()).check(message)
+            self.envelope.codes(rank, shard, message.numel()).check(message)
         found = [
-            read_picks(frame, shard, frame.values, message, f"message from rank {rank}, {self.envelope.where}")
+            read_picks(frame, part, frame.values, message, f"message from rank {rank}, {self.envelope.where}")
             for rank, message in enumerate(messages)
         ]
         self._scatter(found, len(messages))
-        write_dense_mean(self.buffer, shard.dense, [dense_values(frame, shard, message) for message in messages])
+        write_dense_mean(self.buffer, part.dense, [dense_values(frame, part, message) for message in messages])
         self._settle()
 
     def add(self, messages: Sequence[Tensor]) -> Tensor:

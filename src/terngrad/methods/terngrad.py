@@ -90,6 +90,9 @@ class TernGrad(Method):
     def has_sums(self) -> bool:
         return self.shared
 
+    def num_parts(self, numel: int) -> int:
+        return 1 if self.error_feedback else super().num_parts(numel)  # what is held back is found from all codes
+
     @property
     def code(self) -> Code:
         return CODES[self.codec]

@@ -46,6 +46,10 @@ class Sending(ABC):
     def work(self, parameters: Sequence[ParameterInfo], cluster: Cluster) -> Work:
         """Of one bucket."""
 
+    def num_parts(self, parameters: Sequence[ParameterInfo], cluster: Cluster) -> int:
+        """In how many parts a bucket is sent, one after the other."""
+        return 1
+
     @abstractmethod
     def bytes_sent(self, parameters: Sequence[ParameterInfo], cluster: Cluster) -> float:
         """By one worker, for one bucket."""
@@ -161,8 +165,16 @@ class Coded(Sending):
     def name(self) -> str:  # type: ignore[override]
         return self.method.spec
 
-    def _sizes(self, parameters: Sequence[ParameterInfo], count: int) -> Sizes:
-        found = message_sizes(self.method, parameters, count, EXCHANGES[self.exchange].num_shards(count))
+    def num_parts(self, parameters: Sequence[ParameterInfo], cluster: Cluster) -> int:
+        if cluster.num_workers == 1 or EXCHANGES[self.exchange].num_rounds > 1:
+            return 1
+        return self.method.num_parts(sum(parameter.numel for parameter in parameters))
+
+    def _sizes(self, parameters: Sequence[ParameterInfo], cluster: Cluster) -> Sizes:
+        """Of a shard."""
+        count, num_parts = cluster.num_workers, self.num_parts(parameters, cluster)
+        num_shards = EXCHANGES[self.exchange].num_shards(count, num_parts)
+        found = message_sizes(self.method, parameters, count, num_shards)
         return replace(found, message=self.size_ratio * found.message, total=self.sum_ratio * found.total)
 
     def work(self, parameters: Sequence[ParameterInfo], cluster: Cluster) -> Work:
@@ -170,10 +182,10 @@ class Coded(Sending):
         numel = sum(parameter.numel for parameter in parameters)
         if count == 1:
             return Work(0.0, 0.0, 0.0)
-        sizes = self._sizes(parameters, count)
+        sizes = self._sizes(parameters, cluster)
         gathered = Work(
             self.encode(numel),
-            cluster.to_all(sizes.message),
+            cluster.to_all(self.num_parts(parameters, cluster) * sizes.message),
             count * self.decode(numel),
             round_s=_small_round(cluster, sizes.scalers) if sizes.scalers else 0.0,
             lengths_s=_small_round(cluster, LENGTH_BYTES) if sizes.varies else 0.0,
@@ -187,10 +199,10 @@ class Coded(Sending):
 
     def bytes_sent(self, parameters: Sequence[ParameterInfo], cluster: Cluster) -> float:
         count = cluster.num_workers
-        sizes = self._sizes(parameters, count)
+        sizes, parts = self._sizes(parameters, cluster), self.num_parts(parameters, cluster)
         rounds = EXCHANGES[self.exchange].num_rounds
         lengths = rounds * LENGTH_BYTES if sizes.varies else 0
-        return (count - 1) * (sizes.message + (sizes.total if rounds > 1 else 0) + sizes.scalers + lengths)
+        return (count - 1) * (parts * (sizes.message + lengths) + (sizes.total if rounds > 1 else 0) + sizes.scalers)
 
     def without_codec(self) -> Coded:
         return replace(self, encode=NOTHING, decode=NOTHING, add=NOTHING)
@@ -253,7 +265,7 @@ class Prediction:
         return self._timeline(self.sending, self.cluster)
 
     def _timeline(self, sending: Sending, cluster: Cluster) -> Timeline:
-        return simulate(self._ready, self._works(sending, cluster), self.contention)
+        return simulate(*self._works(sending, cluster), self.contention)
 
     @property
     def _groups(self) -> list[tuple[Gradient, ...]]:
@@ -261,12 +273,15 @@ class Prediction:
         ends = list(accumulate(self.plan, initial=0))
         return [self.profile.gradients[first:last] for first, last in pairwise(ends)]
 
-    @property
-    def _ready(self) -> list[float]:
-        return [group[-1].ready_s for group in self._groups]
-
-    def _works(self, sending: Sending, cluster: Cluster) -> list[Work]:
-        return [sending.work([gradient.parameter for gradient in group], cluster) for group in self._groups]
+    def _works(self, sending: Sending, cluster: Cluster) -> tuple[list[float], list[Work]]:
+        """When each part of a bucket is ready, and what it takes."""
+        ready, works = [], []
+        for group in self._groups:
+            parameters = [gradient.parameter for gradient in group]
+            parts = sending.work(parameters, cluster).cut(sending.num_parts(parameters, cluster))
+            works += parts
+            ready += [group[-1].ready_s] * len(parts)
+        return ready, works
 
     def undisturbed(self, step_s: float) -> Profile:
         """The profile of a step that took `step_s`, if this one's was watched while gradients were sent.
@@ -274,7 +289,7 @@ class Prediction:
         Sending slows backward down where both share cores, and the model would count that again. So backward is
         shortened until the prediction is the step as it was, but by no more than contention explains.
         """
-        works, ready = self._works(self.sending, self.cluster), self._ready
+        ready, works = self._works(self.sending, self.cluster)
         low, high = LEAST_BACKWARD / max(self.contention, 1.0), 1.0
         for _ in range(30):
             share = (low + high) / 2

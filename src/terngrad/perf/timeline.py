@@ -2,16 +2,17 @@
 
 The lane works as terngrad.ddp.lane does. For each bucket, in order, it encodes, with short rounds that it waits for,
 and posts the codes; then it waits for the bucket before and decodes it; then it adds up and posts the sums, where there
-are any. If no other bucket is ready yet, it waits for this one instead. Backward runs on meanwhile. DDP by itself has
-no lane: it posts every bucket when it is ready, and waits for all of them after backward. Where two threads have to
-share a core, each is slowed down while both compute. To hand bytes to the network is computing, too, and whoever waits
-for a message has to get a processor back first, which takes longer while backward has it.
+are any. If this one arrives before another bucket is ready, it is decoded then. Parts of a large bucket take their
+turns as buckets do. Backward runs on meanwhile. DDP by itself has no lane: it posts every bucket when it is ready, and
+waits for all of them after backward. Where two threads have to share a core, each is slowed down while both compute. To
+hand bytes to the network is computing, too, and whoever waits for a message has to get a processor back first, which
+takes longer while backward has it.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 
 @dataclass(frozen=True)
@@ -32,6 +33,17 @@ class Work:
     @property
     def in_two(self) -> bool:
         return self.sums_s > 0
+
+    def cut(self, num_parts: int) -> list[Work]:
+        """The same in parts of a size, one after the other: scalers go with the first, lengths with each."""
+        part = replace(
+            self,
+            encode_s=self.encode_s / num_parts,
+            send_s=self.send_s / num_parts,
+            decode_s=self.decode_s / num_parts,
+            handling_s=self.handling_s / num_parts,
+        )
+        return [part, *[replace(part, round_s=0.0)] * (num_parts - 1)]
 
 
 @dataclass(frozen=True)
@@ -75,8 +87,10 @@ class _Clock:
         """Of the backward pass, if nothing disturbs it."""
         return self._left
 
-    def is_ready(self, ready_s: float) -> bool:
-        return self._total - self._left >= ready_s
+    def is_ready_at(self, moment: float, ready_s: float) -> bool:
+        """Whether backward will have done so much by then, if nothing disturbs it."""
+        missing = ready_s - (self._total - self._left)
+        return missing <= 0 or self.now + missing < moment
 
     def compute(self, seconds: float) -> float:
         """So much work, beside backward. Returns how long it took."""
@@ -127,7 +141,7 @@ def simulate(ready: Sequence[float], works: Sequence[Work], contention: float = 
         spent["decode"] += clock.compute(work.decode_s)
 
     for moment, work in zip(ready, works, strict=True):
-        if previous is not None and not clock.is_ready(moment):
+        if previous is not None and not clock.is_ready_at(previous[1], moment):
             finish(*previous)
             previous = None
         clock.wait_for(moment)
