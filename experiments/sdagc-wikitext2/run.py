@@ -14,7 +14,7 @@ RECIPES = {
     "transformer": ("gpt-wikitext2", "--optimizer", "sgd", "--lr", "0.3", "--momentum", "0.9"),
 }
 STEPS = {"LSTM": 1_000, "transformer": 400}
-
+LONG = {"LSTM, 4,000 steps": ("LSTM", 4_000)}  # with SDAGC and fp32 alone
 
 BLOCKS = "terngrad:block=1024,codec=entropy"  # one scaler for all of an embedding is too few
 
@@ -26,6 +26,8 @@ def arms(options: argparse.Namespace) -> list[grid.Arm]:
         plain = mine[0]
         *common, _ = plain.arguments  # all but the method
         found += [*mine, grid.Arm(f"{label}, TernGrad in blocks", (*common, BLOCKS), plain.label, 1)]
+    for label, (short, steps) in LONG.items():
+        found += grid.methods_of(label, RECIPES[short], steps, options)[:2]
     return found
 
 
