@@ -218,6 +218,9 @@ class Served(Coded):
     def name(self) -> str:  # type: ignore[override]
         return f"{self.method.spec}, {self.num_servers} servers"
 
+    def num_parts(self, parameters: Sequence[ParameterInfo], cluster: Cluster) -> int:
+        return 1
+
     def _messages(self, parameters: Sequence[ParameterInfo], count: int) -> Sizes:
         """All that a worker sends to servers, and what it gets from them."""
         found = message_sizes(self.method, parameters, count, self.num_servers)
