@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import gc
 import itertools
 import random
 import subprocess
 import sys
 import threading
 import time
+import weakref
 from collections.abc import Callable
 
 import pytest
@@ -199,6 +201,41 @@ def test_what_fails_to_arrive_fails_its_task_and_closing_does_not_wait_for_what_
     lane.submit(silent)
     lane.close()
     assert silent.outcome == lost.outcome
+
+
+def test_nothing_keeps_a_finished_bucket_alive() -> None:
+    lane = Lane()
+    arrived = threading.Event()
+    tasks = [Recorder(0, [], arrived=arrived), Recorder(1, [])]
+    gone = [weakref.ref(task) for task in tasks]
+    done = [task.done for task in tasks]
+    lane.submit(tasks[0])
+    arrived.set()
+    assert done[0].wait(timeout=60)
+    lane.submit(tasks[1])
+    tasks.clear()
+    assert done[1].wait(timeout=60)
+    lane.call(lambda: None)  # behind it the lane has let go
+    gc.collect()
+    assert [task() for task in gone] == [None, None]
+    lane.close()
+
+
+def test_without_another_thread_the_lane_waits_itself(monkeypatch: pytest.MonkeyPatch) -> None:
+    lane = Lane()
+    assert lane.call(lambda: 1) == 1
+    monkeypatch.setattr(threading.Thread, "start", _no_more_threads)
+    arrived = threading.Event()
+    arrived.set()
+    task = Recorder(0, [], arrived=arrived)
+    lane.submit(task)
+    assert task.done.wait(timeout=60)
+    assert task.outcome == [None]
+    lane.close()
+
+
+def _no_more_threads(thread: threading.Thread) -> None:
+    raise RuntimeError(f"can't start {thread.name}")
 
 
 class Shards(Transfer):

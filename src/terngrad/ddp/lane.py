@@ -63,15 +63,10 @@ class _Call:
 
 
 class _Arrival:
-    """What a task waits for has come, or never will."""
+    """What a task waits for. It does not know the task, so that whoever still waits keeps no bucket alive."""
 
-    def __init__(self, task: Task, wait: Callable[[], None]) -> None:
-        self.task = task
-        self._wait = wait
-
-    def wait(self) -> None:
-        with contextlib.suppress(BaseException):  # finish() will meet it
-            self._wait()
+    def __init__(self, wait: Callable[[], None]) -> None:
+        self.wait = wait
 
 
 class Lane:
@@ -110,11 +105,14 @@ class Lane:
         self.rest(None)
 
     def rest(self, timeout_s: float | None) -> None:
-        """After `release`: waits for the thread's end, but no longer than this, as a peer may never answer."""
+        """After `release`: waits for the threads' end, but no longer than this, as a peer may never answer."""
+        end = None if timeout_s is None else time.monotonic() + timeout_s
         if self._thread is not None:
             self._thread.join(timeout_s)
             if not self._thread.is_alive():
                 self._thread = None  # whoever still has something to do gets another one
+        if self._waiter is not None and end is not None:
+            self._waiter.join(max(0.0, end - time.monotonic()))
 
     def _start(self) -> None:
         if self._thread is None:
@@ -125,20 +123,21 @@ class Lane:
     def _loop(self) -> None:
         previous: Task | None = None
         following: Task | None = None
-        awaited: Task | None = None
+        awaited: _Arrival | None = None  # of the previous one
         while True:
-            if previous is not None and following is None and self._queue.empty() and previous is not awaited:
-                if self._await(previous):
-                    awaited = previous
-                else:
+            if previous is not None and awaited is None and following is None and self._queue.empty():
+                awaited = self._await(previous)
+                if awaited is None:
                     self._finish(previous)
                     previous = None
             item = self._queue.get() if following is None else following
+            if isinstance(item, _Arrival) and item is not awaited:
+                continue  # of one that was finished meanwhile
+            awaited = None
             if isinstance(item, _Arrival):
-                if item.task is previous:
+                if previous is not None:
                     self._finish(previous)
                     previous = None
-                item = None
                 continue
             if isinstance(item, _Call) or item is None:
                 if previous is not None:
@@ -157,29 +156,38 @@ class Lane:
             following = item.following
             item = None  # or the next wait would keep a finished bucket alive
 
-    def _await(self, task: Task) -> bool:
+    def _await(self, task: Task) -> _Arrival | None:
         """Has the end of a task's wait put on the queue, if it has one that is worth it."""
         wait = task.arrival() if self.error is None else None
-        if wait is None:
-            return False
+        if wait is None or not self._has_waiter():
+            return None
+        awaited = _Arrival(wait)
+        self._awaited.put(awaited)
+        return awaited
+
+    def _has_waiter(self) -> bool:
         if self._waiter is None:
-            self._waiter = threading.Thread(target=self._wait_for_arrivals, name="terngrad-waiter", daemon=True)
-            self._waiter.start()
-        self._awaited.put(_Arrival(task, wait))
+            waiter = threading.Thread(target=self._wait_for_arrivals, name="terngrad-waiter", daemon=True)
+            try:
+                waiter.start()
+            except RuntimeError:  # no more threads: the lane waits itself
+                return False
+            self._waiter = waiter
         return True
 
     def _wait_for_arrivals(self) -> None:
         while (awaited := self._awaited.get()) is not None:
-            awaited.wait()
+            with contextlib.suppress(BaseException):  # finish() will meet it
+                awaited.wait()
             self._queue.put(awaited)
-            del awaited  # or the next wait would keep a finished bucket alive
+            del awaited
 
     def _end_waiter(self) -> None:
         if self._waiter is not None:
             self._awaited.put(None)
             if self.error is None:  # or it may wait for a peer that is gone, for as long as the group's timeout
                 self._waiter.join()
-            self._waiter = None
+                self._waiter = None
 
     def _attempt(self, task: Task, stage: Callable[[], None]) -> bool:
         """Runs one stage of a task; on failure completes the task with the lane's first error."""
