@@ -33,6 +33,7 @@ import terngrad
 from terngrad import perf
 from terngrad.exchange import Channel
 from terngrad.perf import probes, wires
+from terngrad.perf.trial import try_small
 
 NO_SYNC, DDP, DDP_FP16, POWERSGD, AUTO = "no-sync", "ddp", "ddp-fp16", "powersgd-", "auto"
 DDP_NAMES = (NO_SYNC, DDP, DDP_FP16)
@@ -201,10 +202,7 @@ def run_steps(job: Job) -> dict[str, Any]:
 def slowest_profile(job: Job, module: nn.Module, loss: Loss) -> perf.Profile:
     """A step without communication, on the rank that takes longest for it while all compute."""
     optimizer = torch.optim.SGD(module.parameters(), lr=1e-4, momentum=job.momentum)
-    profile = probes.measure_profile(module, lambda: loss(module), optimizer, repeats=3, meet=dist.barrier)
-    everyone: list[Any] = [None] * job.world_size
-    dist.all_gather_object(everyone, profile)
-    return max(everyone, key=lambda found: found.compute_s)
+    return probes.measure_profile(module, lambda: loss(module), optimizer, repeats=3, slowest=wires.slowest_rank)
 
 
 def in_the_middle(profiles: list[perf.Profile]) -> perf.Profile:
@@ -231,6 +229,7 @@ def probe(job: Job, module: nn.Module, profile: perf.Profile) -> dict[str, Any]:
         "link": asdict(link),
         "speeds": [asdict(found[1]) for found in everyone],
         "codecs": {spec: asdict(codec) for spec, codec in codecs.items()},
+        "trial": try_small(own, terngrad.attach).describe(),
         "cores": len(os.sched_getaffinity(0)) / (1 if job.pin else job.world_size),
         "bucket_view": job.bucket_view,
     }

@@ -20,6 +20,7 @@ def predict(probed: Mapping[str, Any], world_size: int) -> dict[str, float]:
     profile = bare if probed["bucket_view"] else diagnosis.in_ddp(bare, speeds)
     known = {spec: (terngrad.from_spec(spec), read_codec(codec)) for spec, codec in probed["codecs"].items()}
     cluster = Cluster(world_size, Link.read(probed["link"]))
-    contention, cast_s = diagnosis.contention_with(probed["cores"]), max(speed.cast_s for speed in speeds)
-    found = diagnosis.predict_all(profile, cluster, known, contention, cast_s)
+    contention = diagnosis.contention_with(probed["cores"])
+    overheads = diagnosis.Trial.read(probed["trial"]).overheads(speeds, cluster, known, contention)
+    found = diagnosis.predict_all(profile, cluster, known, contention, diagnosis.slowest_cast(speeds), overheads)
     return {NO_SYNC: bare.compute_s, **{name: one.step_s for name, one in found.items()}}

@@ -16,11 +16,15 @@ import pytest
 import torch
 import torch.distributed as dist
 
+import terngrad as tg
 from distributed.harness import run_ranks, values
 from distributed.lab_traces import wait_until
 from terngrad.exchange import Channel
 from terngrad.lab import Lab
-from terngrad.perf import Link
+from terngrad.perf import Link, default_plan
+from terngrad.perf.diagnosis import Trial
+from terngrad.perf.doctor import TRIAL_BYTES
+from terngrad.perf.trial import try_small
 from terngrad.perf.wires import Wire, measure_link, measure_wires, pairs_of
 
 pytestmark = pytest.mark.distributed
@@ -90,6 +94,7 @@ def test_a_slow_host_and_a_limited_link_are_named(possible: None) -> None:
     assert rates[0, 2] > 2e7
     predicted = {row["method"]: row["step_s"] for row in found["predictions"]}
     assert predicted["fp16"] < predicted["ddp"]
+    assert found["trial"] is None  # at 5 Mb/s it would take minutes
 
 
 def test_a_rank_on_the_wrong_interface_is_named_before_anyone_waits_for_it(possible: None) -> None:
@@ -130,6 +135,24 @@ def test_every_rank_gets_the_same_link() -> None:
         assert link.cpu_s > 0
 
 
+def trial_of(rank: int, world_size: int) -> tuple[Trial, bool]:
+    torch.manual_seed(5)
+    before = torch.get_rng_state()
+    found = try_small(["terngrad", "sdagc"], tg.attach)
+    return found, torch.equal(before, torch.get_rng_state())
+
+
+def test_a_trial_times_every_method_alike_on_all_ranks() -> None:
+    first, second = values(run_ranks(2, trial_of))
+    trial, untouched = first
+    assert untouched  # random numbers are the user's
+    assert list(trial.steps) == ["ddp", "ddp-fp16", "terngrad", "sdagc"]
+    assert trial.steps == second[0].steps
+    assert all(seconds > 0 for seconds in trial.steps.values())
+    assert len(default_plan(trial.profile)) == 2
+    assert 4 * trial.profile.numel == pytest.approx(TRIAL_BYTES, rel=0.01)
+
+
 def test_ranks_on_one_machine_are_examined_without_a_lab() -> None:
     environment = {
         "WORLD_SIZE": "2",
@@ -155,6 +178,7 @@ def test_ranks_on_one_machine_are_examined_without_a_lab() -> None:
     found = json.loads(outputs[0])
     assert (outputs[1], len(found["wires"]), len(found["places"])) == ("", 2, 2)
     assert [row["method"] for row in found["predictions"]]
+    assert set(found["trial"]["steps"]) == {"ddp", "ddp-fp16", "fp16"}
 
 
 def free_port() -> int:

@@ -10,7 +10,7 @@ from typing import Any
 
 from terngrad.methods import from_spec
 from terngrad.perf import Gradient, Line, Link, ParameterInfo, Profile
-from terngrad.perf.diagnosis import Finding, cluster_of, contention_with, in_ddp, predict_all, verdict
+from terngrad.perf.diagnosis import Finding, Trial, cluster_of, contention_with, in_ddp, predict_all, verdict
 from terngrad.perf.doctor import Examination
 from terngrad.perf.places import Place
 from terngrad.perf.probes import Codec, Speeds
@@ -30,7 +30,10 @@ def examination(numel: int = 100_000, ranks: int = 2, **changes: Any) -> Examina
     methods = {spec: (from_spec(spec), codec) for spec, codec in CODECS.items()}
     speeds = [Speeds(5e9, 1e-3)] * ranks
     contention = contention_with(2)
-    predictions = predict_all(in_ddp(profile, speeds), cluster_of(places, wires, LINK), methods, contention)
+    cluster = cluster_of(places, wires, LINK)
+    trial = Trial(profile, {"ddp": 2.0, "terngrad": 0.2}) if ranks > 1 else None
+    overheads = trial.overheads(speeds, cluster, methods, contention) if trial else {}
+    predictions = predict_all(in_ddp(profile, speeds), cluster, methods, contention, overheads=overheads)
     found = Examination(
         places,
         [Finding("slow-host", "rank 1 <b>is</b> slow", (1,))],
@@ -39,6 +42,7 @@ def examination(numel: int = 100_000, ranks: int = 2, **changes: Any) -> Examina
         LINK if ranks > 1 else None,
         profile,
         CODECS,
+        trial,
         predictions,
         verdict(predictions),
     )

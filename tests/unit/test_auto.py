@@ -477,6 +477,11 @@ def test_a_profile_is_read_as_it_was_saved(tmp_path: Path) -> None:
     assert found.cluster.between == LINK
     assert found.profile.numel == 100_000
     assert found.codecs == CODECS
+    assert found.overheads["ddp"] > found.overheads["terngrad"] > 0
+    older = json.loads((tmp_path / "doctor.json").read_text())
+    del older["trial"]
+    (tmp_path / "older.json").write_text(json.dumps(older))
+    assert Saved.read(tmp_path / "older.json").overheads == {}
 
 
 @pytest.mark.parametrize("content", [None, "{}", "no JSON"])

@@ -15,8 +15,10 @@ from terngrad.methods import ParameterInfo
 from terngrad.perf import Cluster, Gradient, Line, Link, Profile
 from terngrad.perf.buckets import default_plan
 from terngrad.perf.diagnosis import (
+    Trial,
     cluster_of,
     in_bits,
+    in_ddp,
     odd_settings,
     predict_all,
     slow_hosts,
@@ -25,7 +27,7 @@ from terngrad.perf.diagnosis import (
     verdict,
 )
 from terngrad.perf.places import Place, find_place
-from terngrad.perf.probes import Codec, Speeds, measure_codec, measure_profile, sample_of
+from terngrad.perf.probes import Codec, Speeds, is_short, measure_codec, measure_profile, sample_of
 from terngrad.perf.wires import Wire, pairs_of
 
 FREE = Codec(Line(), Line(), Line(), 1.0)
@@ -188,6 +190,25 @@ def test_what_is_measured_of_the_size_of_messages_counts() -> None:
     assert found["half"].bytes_sent == pytest.approx(found["plain"].bytes_sent / 2, rel=0.01)
 
 
+def test_what_a_trial_took_beyond_its_prediction_is_what_buckets_cost() -> None:
+    layers = [Gradient(ParameterInfo(f"{i}.weight", 1 << 18, False), 1e-3 * (i + 1)) for i in range(2)]
+    speeds, cluster = [Speeds(1e10, 1e-3, 1e-9)] * 2, Cluster(2, Link(1e-4, 1e9))
+    known = {"terngrad": (tg.from_spec("terngrad"), FREE)}
+    profile = Profile(0.001, tuple(layers), 0.0)
+    plain = predict_all(in_ddp(profile, speeds), cluster, known, 2.0, 1e-9)
+    late = {"ddp": 0.004, "terngrad": 0.006, "ddp-fp16": -0.001}
+    trial = Trial(profile, {name: plain[name].step_s + more for name, more in late.items()})
+    overheads = trial.overheads(speeds, cluster, known, 2.0)
+    assert 0.002 <= overheads["ddp"] <= 0.004  # there are two, and the wire may hide one of them
+    assert overheads["terngrad"] == pytest.approx(0.003, rel=0.1)
+    assert overheads["ddp-fp16"] == 0.0
+    again = predict_all(in_ddp(profile, speeds), cluster, known, 2.0, 1e-9, overheads)
+    assert again["terngrad"].step_s == pytest.approx(trial.steps["terngrad"], rel=1e-5)
+    assert again["ddp"].step_s == pytest.approx(trial.steps["ddp"], rel=1e-5)
+    assert again["terngrad"].bound == again["ddp"].bound == "latency"
+    assert Trial.read(trial.describe()) == trial
+
+
 @pytest.mark.parametrize(
     ("rate", "text"), [(1.25e9, "10 Gb/s"), (1.19e7, "95.2 Mb/s"), (1e3, "8 kb/s"), (1.0, "8 b/s")]
 )
@@ -224,6 +245,28 @@ def test_a_profile_has_gradients_in_the_order_of_backward() -> None:
     assert (found.forward_s, found.update_s) == (1.0, 1.0)
     assert sample_of(net).numel() == 20
     assert unused.grad is None
+
+
+def test_a_step_is_as_long_as_the_slowest_ranks() -> None:
+    net = nn.Linear(4, 5)
+    clock = ticks()
+    told: list[float] = []
+
+    def slowest(seconds: float) -> float:
+        told.append(seconds)
+        return 2.5 * seconds
+
+    found = measure_profile(net, lambda: net(torch.ones(3, 4)).sum(), clock=lambda: next(clock), slowest=slowest)
+    assert told == [0.0, *[5.0] * 6]  # they meet before the first
+    assert (found.forward_s, found.backward_s, found.update_s) == (2.5, 5.0, 2.5)
+
+
+def test_short_steps_are_repeated_more_often() -> None:
+    assert is_short([9.0] * 5, repeats=5)
+    assert not is_short([9.0] * 6, repeats=5)  # the first does not count
+    assert is_short([9.0, *[0.01] * 20], repeats=5)
+    assert not is_short([9.0, *[0.01] * 30], repeats=5)
+    assert not is_short([9.0, *[0.1] * 6], repeats=5)
 
 
 @pytest.mark.parametrize("spec", ["bf16", "terngrad", "terngrad:codec=entropy", "sdagc:values=sign", "dgc"])

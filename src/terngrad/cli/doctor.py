@@ -65,7 +65,8 @@ def doctor(
         rank,
         world_size,
         {spec: tg.from_spec(spec) for spec in specs},
-        lambda meet: (measure_profile(module, loss_of, optimizer, meet=meet), sample_of(module)),
+        lambda slowest: (measure_profile(module, loss_of, optimizer, slowest=slowest), sample_of(module)),
+        tg.attach,
     )
     if rank == 0:
         if save is not None:

@@ -17,7 +17,6 @@ from terngrad import from_spec
 from terngrad.cli import options
 from terngrad.errors import ConfigurationError
 from terngrad.perf import (
-    AllReduce,
     Line,
     Link,
     ParameterInfo,
@@ -28,8 +27,8 @@ from terngrad.perf import (
     describe,
     paper,
 )
-from terngrad.perf.choice import predict_methods
-from terngrad.perf.diagnosis import in_bits
+from terngrad.perf.choice import PLAIN, PLAIN_FP16
+from terngrad.perf.diagnosis import in_bits, predict_all
 from terngrad.perf.probes import Codec
 from terngrad.perf.saved import Saved
 from terngrad.recipes import RECIPES
@@ -119,7 +118,7 @@ def _of_profile(path: Path, between: Link | None, names: list[str] | None, serve
     plan = default_plan(saved.profile)
     own = saved.cluster.between
     at = replace(between, cpu_s=own.cpu_s, busy_s=own.busy_s) if between else own
-    known = ["fp32", *(() if servers else ("ddp-fp16",)), *(spec for spec in saved.codecs if spec != "fp32")]
+    known = ["fp32", *(() if servers else (PLAIN_FP16,)), *(spec for spec in saved.codecs if spec != "fp32")]
     unknown = [name for name in names or () if name not in known]
     if unknown:
         raise ConfigurationError(
@@ -134,13 +133,11 @@ def _of_profile(path: Path, between: Link | None, names: list[str] | None, serve
         there = replace(saved.cluster, num_nodes=count // devices, devices=devices, between=at)
         if servers:
             codec = saved.codecs.get(name, Codec(Line(), Line(), Line()))
-            sending = Served(from_spec(name), "", *codec.figures, num_servers=servers)
+            sending = Served(from_spec(name), "", *codec.figures, saved.overheads.get(name, 0.0), num_servers=servers)
             return Prediction(saved.profile, plan, sending, there, saved.contention)
-        if name in ("fp32", "ddp-fp16"):
-            way = AllReduce() if name == "fp32" else AllReduce("fp16", 2, cast=Line(0.0, saved.cast_s))
-            return Prediction(saved.profile, plan, way, there, saved.contention)
-        codecs = {name: (from_spec(name), saved.codecs[name])}
-        return predict_methods(saved.profile, plan, there, codecs, saved.contention)[name]
+        codecs = {name: (from_spec(name), saved.codecs[name])} if name not in ("fp32", PLAIN_FP16) else {}
+        found = predict_all(saved.profile, there, codecs, saved.contention, saved.cast_s, saved.overheads)
+        return found[PLAIN if name == "fp32" else name]
 
     return _Source(
         f"{path.name}, {_text(at)}{_by(servers)}",

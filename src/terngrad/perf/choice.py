@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from types import MappingProxyType
 
 from terngrad.methods import Dense, Method, Sparse
 from terngrad.perf.network import Cluster
@@ -13,6 +14,7 @@ from terngrad.perf.step import Coded, Prediction, exchanges_for
 
 PLAIN = "ddp"  # DDP's own all-reduce,
 ALL_REDUCE = "all-reduce"  # which is how it exchanges
+PLAIN_FP16 = "ddp-fp16"  # the same with torch's hook that casts to 16 bits
 LOSSLESS, UNBIASED, SPARSE = LEVELS = ("lossless", "unbiased", "sparse")  # from none to most
 HOPE = 0.5  # of the time that a step is predicted to take beyond computing: if so little might do, it is tried
 CLOSE = 1.2  # times the best: that is measured twice
@@ -102,12 +104,13 @@ def predict_methods(
     codecs: Mapping[str, tuple[Method, Codec]],
     contention: float,
     exchanges: Sequence[str] | None = None,
+    overheads: Mapping[str, float] = MappingProxyType({}),
 ) -> dict[str, Prediction]:
     """The step of each method, by name, over the exchange that is best for it; of these, if any are given."""
     found = {}
     for name, (method, codec) in codecs.items():
         ways = [way for way in exchanges_for(method) if exchanges is None or way in exchanges]
-        sendings = [Coded(method, way, *codec.figures) for way in ways]
+        sendings = [Coded(method, way, *codec.figures, overheads.get(name, 0.0)) for way in ways]
         predictions = [Prediction(profile, plan, sending, cluster, contention) for sending in sendings]
         if predictions:
             found[name] = min(predictions, key=lambda prediction: prediction.step_s)

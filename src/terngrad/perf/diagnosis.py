@@ -5,11 +5,12 @@ from __future__ import annotations
 import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from types import MappingProxyType
 from typing import Any
 
 from terngrad.methods import Method
 from terngrad.perf.buckets import default_plan
-from terngrad.perf.choice import PLAIN, WORTH_IT, predict_methods
+from terngrad.perf.choice import PLAIN, PLAIN_FP16, WORTH_IT, predict_methods
 from terngrad.perf.network import HERE, Cluster, Link
 from terngrad.perf.places import Place
 from terngrad.perf.probes import Codec, Speeds
@@ -177,16 +178,71 @@ def predict_all(
     codecs: Mapping[str, tuple[Method, Codec]],
     contention: float,
     cast_s: float = 0.0,
+    overheads: Mapping[str, float] = MappingProxyType({}),
 ) -> dict[str, Prediction]:
     """The step of plain DDP, of torch's fp16 hook, which casts elements, and of methods with what their codecs take,
-    by name.
+    by name; with what a bucket costs by itself, where that is known.
     """
     plan = default_plan(profile)
-    own = {PLAIN: AllReduce(), "ddp-fp16": AllReduce("fp16", 2, cast=Line(0.0, cast_s))}
     return {
-        **{name: Prediction(profile, plan, way, cluster, contention) for name, way in own.items()},
-        **predict_methods(profile, plan, cluster, codecs, contention),
+        **{
+            name: Prediction(profile, plan, way, cluster, contention)
+            for name, way in plain_ways(cast_s, overheads).items()
+        },
+        **predict_methods(profile, plan, cluster, codecs, contention, overheads=overheads),
     }
+
+
+def plain_ways(cast_s: float, overheads: Mapping[str, float]) -> dict[str, AllReduce]:
+    """What torch has by itself."""
+    return {
+        PLAIN: AllReduce(overhead_s=overheads.get(PLAIN, 0.0)),
+        PLAIN_FP16: AllReduce("fp16", 2, cast=Line(0.0, cast_s), overhead_s=overheads.get(PLAIN_FP16, 0.0)),
+    }
+
+
+@dataclass(frozen=True)
+class Trial:
+    """Of a small model in DDP."""
+
+    profile: Profile  # of the bare model, without communication
+    steps: Mapping[str, float]  # seconds of forward and backward with a method, by name
+
+    def overheads(
+        self,
+        speeds: Sequence[Speeds],
+        cluster: Cluster,
+        codecs: Mapping[str, tuple[Method, Codec]],
+        contention: float,
+    ) -> dict[str, float]:
+        """What a bucket costs whatever its size, by name: with so much, these steps are predicted as they were."""
+        profile, cast_s = in_ddp(self.profile, speeds), slowest_cast(speeds)
+
+        def late(overheads: Mapping[str, float]) -> dict[str, float]:
+            """How much longer than predicted steps took."""
+            found = predict_all(profile, cluster, codecs, contention, cast_s, overheads)
+            return {name: self.steps[name] - one.step_s for name, one in found.items() if name in self.steps}
+
+        high = {name: max(0.0, seconds) for name, seconds in late({}).items()}  # the last bucket's is never hidden
+        low = dict.fromkeys(high, 0.0)
+        for _ in range(20):
+            middle = {name: (low[name] + high[name]) / 2 for name in high}
+            for name, seconds in late(middle).items():
+                (low if seconds > 0 else high)[name] = middle[name]
+        return high
+
+    def describe(self) -> dict[str, Any]:
+        """For a file; `read` makes an equal one of it."""
+        return {"profile": self.profile.describe(), "steps": dict(self.steps)}
+
+    @classmethod
+    def read(cls, found: Mapping[str, Any]) -> Trial:
+        return cls(Profile.read(found["profile"]), found["steps"])
+
+
+def slowest_cast(speeds: Sequence[Speeds]) -> float:
+    """Of an element to 16 bits, or back, on the slowest rank."""
+    return max(speed.cast_s for speed in speeds)
 
 
 def verdict(found: Mapping[str, Prediction]) -> str:

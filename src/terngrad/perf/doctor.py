@@ -19,6 +19,7 @@ from terngrad.methods import Method
 from terngrad.perf.buckets import default_plan, largest_bucket
 from terngrad.perf.diagnosis import (
     Finding,
+    Trial,
     cluster_of,
     contention_with,
     cores_for,
@@ -28,20 +29,23 @@ from terngrad.perf.diagnosis import (
     predict_all,
     slow_hosts,
     slow_links,
+    slowest_cast,
     unreachable,
     verdict,
 )
 from terngrad.perf.network import Link
 from terngrad.perf.places import Place, find_place, tell_all
-from terngrad.perf.probes import Codec, Speeds, measure_codec, measure_speeds
+from terngrad.perf.probes import Codec, Slowest, Speeds, measure_codec, measure_speeds
 from terngrad.perf.profile import Profile
 from terngrad.perf.step import Prediction
-from terngrad.perf.wires import Wire, measure_link, measure_wires
+from terngrad.perf.trial import Attach, try_small
+from terngrad.perf.wires import Wire, measure_link, measure_wires, slowest_rank
 
 MEETING = dt.timedelta(minutes=3)  # for all ranks to start
 PATIENCE = dt.timedelta(minutes=30)  # for the slowest: to find it is what this is for
+TRIAL_BYTES, LONGEST_TRIAL_S = 1 << 21, 0.5  # of the gradients of a trial, and of a step with plain DDP
 
-Look = Callable[[Callable[[], object]], tuple[Profile, Tensor]]
+Look = Callable[[Slowest], tuple[Profile, Tensor]]
 
 
 @dataclass(frozen=True)
@@ -55,6 +59,7 @@ class Examination:
     link: Link | None = None  # of all ranks at once
     profile: Profile | None = None
     codecs: Mapping[str, Codec] = field(default_factory=dict)
+    trial: Trial | None = None
     predictions: Mapping[str, Prediction] = field(default_factory=dict)
     verdict: str = ""
 
@@ -68,6 +73,7 @@ class Examination:
             "link": asdict(self.link) if self.link else None,
             "profile": self.profile.describe() if self.profile else None,
             "codecs": {name: asdict(codec) for name, codec in self.codecs.items()},
+            "trial": self.trial.describe() if self.trial else None,
             "predictions": described(self.predictions),
             "verdict": self.verdict,
         }
@@ -78,11 +84,12 @@ def examine(
     world_size: int,
     methods: Mapping[str, Method],
     look: Look,
+    attach: Attach,
 ) -> Examination:
-    """On all ranks, which all get the same; the profile is that of the slowest. Makes a process group of its own.
+    """On all ranks, which all get the same; steps are the slowest rank's. Makes a process group of its own.
 
-    `look` gives the profile of a step of the model, and a piece of its gradient; before each step it calls what it is
-    given.
+    `look` gives the profile of a step of the model, and a piece of its gradient; after each step it tells others what
+    that took. `attach` is terngrad's, for steps of a small model with each method.
     """
     place = find_place(rank)
     if world_size == 1:
@@ -99,7 +106,7 @@ def examine(
         "gloo", store=PrefixStore("group", store), rank=rank, world_size=world_size, timeout=PATIENCE
     )
     try:
-        return _together(places, place, methods, look)
+        return _together(places, place, methods, look, attach)
     finally:
         dist.destroy_process_group()
 
@@ -115,7 +122,7 @@ def _meet() -> Any:
 
 
 def _alone(place: Place, methods: Mapping[str, Method], look: Look) -> Examination:
-    profile, sample = look(lambda: None)
+    profile, sample = look(lambda seconds: seconds)
     codecs = _measure_codecs(methods, profile, sample)
     text = (
         "One rank: there is nothing to send. Start it on every rank, by torchrun or `terngrad lab`, to see its links."
@@ -128,11 +135,13 @@ def _measure_codecs(methods: Mapping[str, Method], profile: Profile, sample: Ten
     return {name: measure_codec(method, sample, largest) for name, method in methods.items()}
 
 
-def _together(places: list[Place], place: Place, methods: Mapping[str, Method], look: Look) -> Examination:
+def _together(
+    places: list[Place], place: Place, methods: Mapping[str, Method], look: Look, attach: Attach
+) -> Examination:
     world_size = len(places)
     dist.barrier()
     wires = measure_wires(place.rank, world_size, torch.device("cpu"))
-    profile, sample = look(dist.barrier)  # those who share a machine compute at the same time
+    profile, sample = look(slowest_rank)
     dist.barrier()
     mine = measure_speeds(), profile, _measure_codecs(methods, profile, sample)
     everyone: list[Any] = [None] * world_size
@@ -146,7 +155,9 @@ def _together(places: list[Place], place: Place, methods: Mapping[str, Method], 
     cluster = cluster_of(places, wires, link)
     contention = contention_with(min(cores_for(found, places) for found in places))
     known = {name: (methods[name], codecs[name]) for name in methods}
-    cast_s = max(speed.cast_s for speed in speeds)
-    predictions = predict_all(in_ddp(slowest, speeds), cluster, known, contention, cast_s)
+    # On a slow link the trial would take long, and what a bucket costs by itself would not matter.
+    trial = try_small(methods, attach) if cluster.all_reduce(TRIAL_BYTES) < LONGEST_TRIAL_S else None
+    overheads = trial.overheads(speeds, cluster, known, contention) if trial else {}
+    predictions = predict_all(in_ddp(slowest, speeds), cluster, known, contention, slowest_cast(speeds), overheads)
     findings = [*odd_settings(places), *slow_hosts(places, speeds), *slow_links(places, wires)]
-    return Examination(places, findings, speeds, wires, link, slowest, codecs, predictions, verdict(predictions))
+    return Examination(places, findings, speeds, wires, link, slowest, codecs, trial, predictions, verdict(predictions))

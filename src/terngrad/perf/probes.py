@@ -19,8 +19,11 @@ from terngrad.perf.step import Line
 LEAST_PROBED, MOST_PROBED = 1 << 14, 1 << 22  # elements that codecs are measured with,
 NUM_PROBED = 2  # and ranks
 CACHE_BYTES = 1 << 24  # more than a core has to itself
+MOST_REPEATS = 30  # of a step,
+ENOUGH_S = 0.5  # if they do not take so long before
 
 Clock = Callable[[], float]
+Slowest = Callable[[float], float]  # of everyone's number the largest, when all have told theirs
 
 
 def median_seconds(action: Callable[[], Any], repeats: int, clock: Clock = time.perf_counter) -> float:
@@ -203,15 +206,18 @@ def measure_profile(
     optimizer: torch.optim.Optimizer | None = None,
     repeats: int = 5,
     clock: Clock = time.perf_counter,
-    meet: Callable[[], object] = lambda: None,
+    slowest: Slowest = lambda seconds: seconds,
 ) -> Profile:
     """A step of a bare module: forward, when each gradient is ready in backward, and the update; medians.
 
-    `meet` is called before each: a barrier, where ranks that share processors are to compute at the same time.
+    `repeats` is the least number of steps; there are more where they are short. Ranks take them at the same time, since
+    some may share processors, and as many. Each is as long as it was on the slowest rank: all wait for that.
     """
     parameters = {name: p for name, p in module.named_parameters() if p.requires_grad}
     ready: dict[str, list[float]] = {name: [] for name in parameters}
     forward, update, start = [], [], [0.0]
+    own: list[float] = []  # seconds of each step here,
+    steps: list[float] = []  # and where it took longest
 
     def noting(moments: list[float]) -> Callable[[Tensor], None]:
         return lambda _: moments.append(clock() - start[0])
@@ -221,9 +227,9 @@ def measure_profile(
         for name, parameter in parameters.items()
     ]
     try:
-        for _ in range(repeats + 1):
+        slowest(0.0)
+        while is_short(steps, repeats):
             module.zero_grad(set_to_none=True)
-            meet()
             begin = clock()
             loss = loss_of()
             start[0] = clock()
@@ -233,12 +239,20 @@ def measure_profile(
             if optimizer is not None:
                 optimizer.step()
             update.append(clock() - end)
+            own.append(end + update[-1] - begin)
+            steps.append(slowest(own[-1]))
     finally:
         for hook in hooks:
             hook.remove()
     infos = describe(parameters)
-    used = [info for info in infos if len(ready[info.name]) == repeats + 1]
+    used = [info for info in infos if len(ready[info.name]) == len(steps)]
     gradients = sorted(
         (Gradient(info, statistics.median(ready[info.name][1:])) for info in used), key=lambda found: found.ready_s
     )
-    return Profile(statistics.median(forward[1:]), tuple(gradients), statistics.median(update[1:]))
+    here = Profile(statistics.median(forward[1:]), tuple(gradients), statistics.median(update[1:]))
+    return here.times(statistics.median(steps[1:]) / statistics.median(own[1:]))
+
+
+def is_short(steps: Sequence[float], repeats: int) -> bool:
+    """Whether there should be more of them; the first does not count."""
+    return len(steps) <= repeats or (len(steps) <= MOST_REPEATS and sum(steps[1:]) < ENOUGH_S)

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from terngrad.errors import ConfigurationError
-from terngrad.perf.diagnosis import cluster_of, contention_with, cores_for, in_ddp
+from terngrad.methods import from_spec
+from terngrad.perf.diagnosis import Trial, cluster_of, contention_with, cores_for, in_ddp, slowest_cast
 from terngrad.perf.network import Cluster, Link
 from terngrad.perf.places import Place
 from terngrad.perf.probes import Codec, Speeds
@@ -28,6 +29,7 @@ class Saved:
     contention: float
     predictions: list[dict[str, Any]]
     cast_s: float = 0.0  # of an element to 16 bits, or back
+    overheads: Mapping[str, float] = field(default_factory=dict)  # of a bucket, by name
 
     @classmethod
     def read(cls, path: str | Path) -> Saved:
@@ -37,13 +39,21 @@ class Saved:
             places = [Place.read(one) for one in found["places"]]
             wires = [Wire(**one) for one in found["wires"]]
             speeds = [Speeds(**one) for one in found["speeds"]]
+            codecs = {spec: read_codec(one) for spec, one in found["codecs"].items()}
+            cluster = cluster_of(places, wires, Link.read(found["link"]) if found["link"] else None)
+            contention = contention_with(min(cores_for(place, places) for place in places))
+            overheads: dict[str, float] = {}
+            if found.get("trial"):  # there is none of one rank, and none in older files
+                known = {spec: (from_spec(spec), codec) for spec, codec in codecs.items()}
+                overheads = Trial.read(found["trial"]).overheads(speeds, cluster, known, contention)
             return cls(
                 in_ddp(Profile.read(found["profile"]), speeds),
-                {spec: read_codec(one) for spec, one in found["codecs"].items()},
-                cluster_of(places, wires, Link.read(found["link"]) if found["link"] else None),
-                contention_with(min(cores_for(place, places) for place in places)),
+                codecs,
+                cluster,
+                contention,
                 found["predictions"],
-                max(speed.cast_s for speed in speeds),
+                slowest_cast(speeds),
+                overheads,
             )
         except (OSError, ValueError, KeyError, TypeError) as error:
             raise ConfigurationError(

@@ -41,6 +41,7 @@ class Sending(ABC):
 
     name: str
     exchange: str
+    overhead_s: float  # of a bucket, whatever its size: hooks, and threads that wake each other up
 
     @abstractmethod
     def work(self, parameters: Sequence[ParameterInfo], cluster: Cluster) -> Work:
@@ -58,6 +59,10 @@ class Sending(ABC):
     def without_codec(self) -> Sending:
         """The same, if making and reading messages took no time."""
 
+    @abstractmethod
+    def without_overhead(self) -> Sending:
+        """The same, if a bucket cost nothing by itself."""
+
 
 @dataclass(frozen=True)
 class AllReduce(Sending):
@@ -74,6 +79,7 @@ class AllReduce(Sending):
     cast: Line = NOTHING  # of a bucket, there and back each
     by_nodes: bool = False  # first in every node, then between nodes
     tree: bool = False  # and there not as a ring
+    overhead_s: float = 0.0
 
     @property
     def _halves(self) -> bool:
@@ -93,7 +99,7 @@ class AllReduce(Sending):
             send_s = cluster.all_reduce(num_bytes, halves=self._halves)
         link = cluster.between.in_ring(self._halves)
         return Work(
-            codec,
+            codec + self.overhead_s,
             send_s,
             codec,
             handling_s=link.cpu_s * self.bytes_sent(parameters, cluster),
@@ -110,6 +116,9 @@ class AllReduce(Sending):
 
     def without_codec(self) -> AllReduce:
         return replace(self, cast=NOTHING)
+
+    def without_overhead(self) -> AllReduce:
+        return replace(self, overhead_s=0.0)
 
 
 def _round_a_ring(count: int, num_bytes: float) -> float:
@@ -160,6 +169,7 @@ class Coded(Sending):
     add: Line = NOTHING  # one payload of a shard, into a sum
     size_ratio: float = 1.0  # of messages, where they vary, to the size that is expected
     sum_ratio: float = 1.0  # likewise of sums
+    overhead_s: float = 0.0
 
     @property
     def name(self) -> str:  # type: ignore[override]
@@ -184,7 +194,7 @@ class Coded(Sending):
             return Work(0.0, 0.0, 0.0)
         sizes = self._sizes(parameters, cluster)
         gathered = Work(
-            self.encode(numel),
+            self.encode(numel) + self.overhead_s,
             cluster.to_all(self.num_parts(parameters, cluster) * sizes.message),
             count * self.decode(numel),
             round_s=_small_round(cluster, sizes.scalers) if sizes.scalers else 0.0,
@@ -206,6 +216,9 @@ class Coded(Sending):
 
     def without_codec(self) -> Coded:
         return replace(self, encode=NOTHING, decode=NOTHING, add=NOTHING)
+
+    def without_overhead(self) -> Coded:
+        return replace(self, overhead_s=0.0)
 
 
 @dataclass(frozen=True)
@@ -235,7 +248,7 @@ class Served(Coded):
         sizes = self._messages(parameters, count)
         there_and_back = cluster.through_servers(sizes.message, sizes.total, self.num_servers)
         return Work(
-            self.encode(numel),
+            self.encode(numel) + self.overhead_s,
             there_and_back + count * self.add(numel / self.num_servers),
             self.decode(numel),
             round_s=_small_round(cluster, sizes.scalers) if sizes.scalers and count > 1 else 0.0,
@@ -334,7 +347,7 @@ class Prediction:
         quick, wide = with_links(latency_s=0.0, busy_s=0.0), with_links(bytes_per_s=HERE.bytes_per_s, cpu_s=0.0)
         without = {
             "bandwidth": self._timeline(self.sending, wide),
-            "latency": self._timeline(self.sending, quick),
+            "latency": self._timeline(self.sending.without_overhead(), quick),
             "codec": self._timeline(self.sending.without_codec(), cluster),
         }
         return min(without, key=lambda part: self._step_s(without[part]))

@@ -161,6 +161,13 @@ def measure_link(channel: Channel, device: torch.device, seconds: float = 0.1) -
     return Link(alone[0], *rate(to_all, alone[0], round_bytes), more[0], ring, half_ring)
 
 
+def slowest_rank(seconds: float) -> float:
+    """Of everyone's the largest, when all have told theirs."""
+    longest = torch.tensor([seconds], dtype=torch.float64)
+    dist.all_reduce(longest, op=dist.ReduceOp.MAX)
+    return float(longest)
+
+
 @contextmanager
 def computing() -> Iterator[None]:
     """Has another thread compute all the while, as backward does."""
