@@ -200,8 +200,8 @@ def run_steps(job: Job) -> dict[str, Any]:
 
 
 def slowest_profile(job: Job, module: nn.Module, loss: Loss) -> perf.Profile:
-    """A step without communication, on the rank that takes longest for it while all compute."""
-    optimizer = torch.optim.SGD(module.parameters(), lr=1e-4, momentum=job.momentum)
+    """A step without communication, as long as on the rank that takes longest for it while all compute."""
+    optimizer = torch.optim.SGD(module.parameters(), lr=0.0, momentum=job.momentum)
     return probes.measure_profile(module, lambda: loss(module), optimizer, repeats=3, slowest=wires.slowest_rank)
 
 
@@ -222,9 +222,7 @@ def probe(job: Job, module: nn.Module, profile: perf.Profile) -> dict[str, Any]:
     speeds = probes.measure_speeds()
     everyone: list[Any] = [None] * job.world_size
     dist.all_gather_object(everyone, (codecs, speeds))
-    codecs = max(
-        (found[0] for found in everyone), key=lambda found: sum(one.seconds(1 << 20) for one in found.values())
-    )
+    codecs = probes.slowest_codecs([found[0] for found in everyone])
     return {
         "link": asdict(link),
         "speeds": [asdict(found[1]) for found in everyone],

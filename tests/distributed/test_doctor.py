@@ -138,7 +138,18 @@ def test_every_rank_gets_the_same_link() -> None:
 def trial_of(rank: int, world_size: int) -> tuple[Trial, bool]:
     torch.manual_seed(5)
     before = torch.get_rng_state()
-    found = try_small(["terngrad", "sdagc"], tg.attach)
+    specs = ["terngrad", "sdagc", "terngrad:warmup_steps=1000,codec=entropy"]
+    used: list[tg.Handle] = []
+
+    def attach(*args: Any, **options: Any) -> tg.Handle:
+        used.append(tg.attach(*args, **options))
+        return used[-1]
+
+    found = try_small({spec: tg.from_spec(spec) for spec in specs}, attach)
+    for handle in used:
+        assert not handle.attached
+        stats = handle.stats()
+        assert 0 < stats["bytes_sent"] < handle.step * found.profile.numel  # none was sent dense
     return found, torch.equal(before, torch.get_rng_state())
 
 
@@ -146,8 +157,9 @@ def test_a_trial_times_every_method_alike_on_all_ranks() -> None:
     first, second = values(run_ranks(2, trial_of))
     trial, untouched = first
     assert untouched  # random numbers are the user's
-    assert list(trial.steps) == ["ddp", "ddp-fp16", "terngrad", "sdagc"]
-    assert trial.steps == second[0].steps
+    assert list(trial.steps) == ["ddp", "ddp-fp16", *trial.codecs]
+    assert len(trial.codecs) == 3
+    assert trial == second[0]
     assert all(seconds > 0 for seconds in trial.steps.values())
     assert len(default_plan(trial.profile)) == 2
     assert 4 * trial.profile.numel == pytest.approx(TRIAL_BYTES, rel=0.01)

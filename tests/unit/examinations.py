@@ -27,13 +27,14 @@ def examination(numel: int = 100_000, ranks: int = 2, **changes: Any) -> Examina
     ]
     wires = [Wire(a, b, LINK.latency_s, LINK.bytes_per_s) for a, b in permutations(range(ranks), 2)]
     profile = Profile(0.01, (Gradient(ParameterInfo("a.weight", numel, False), 0.02),), 0.001)
-    methods = {spec: (from_spec(spec), codec) for spec, codec in CODECS.items()}
+    methods = {spec: from_spec(spec) for spec in CODECS}
+    known = {spec: (methods[spec], codec) for spec, codec in CODECS.items()}
     speeds = [Speeds(5e9, 1e-3)] * ranks
     contention = contention_with(2)
     cluster = cluster_of(places, wires, LINK)
-    trial = Trial(profile, {"ddp": 2.0, "terngrad": 0.2}) if ranks > 1 else None
+    trial = Trial(profile, CODECS, {"ddp": 2.0, "terngrad": 0.2}) if ranks > 1 else None
     overheads = trial.overheads(speeds, cluster, methods, contention) if trial else {}
-    predictions = predict_all(in_ddp(profile, speeds), cluster, methods, contention, overheads=overheads)
+    predictions = predict_all(in_ddp(profile, speeds), cluster, known, contention, overheads=overheads)
     found = Examination(
         places,
         [Finding("slow-host", "rank 1 <b>is</b> slow", (1,))],

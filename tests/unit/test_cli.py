@@ -283,6 +283,8 @@ def test_model_takes_a_step_that_the_doctor_saved_to_other_clusters(call: Call, 
     assert set(points) == {(name, n) for name in ("fp32", "ddp-fp16", "terngrad", "fp16") for n in (2, 1024)}
     assert points["fp32", 2]["step_s"] == pytest.approx(examination().predictions["ddp"].step_s)
     assert points["terngrad", 2]["step_s"] == pytest.approx(examination().predictions["terngrad"].step_s)
+    served = json.loads(call("model", "--profile", profile, "--workers", "2", "--servers", "1", "--json")[1])["points"]
+    assert {point["method"]: point["step_s"] for point in served}["fp32"] > 1.5  # what a bucket costs in plain DDP
     far = json.loads(call("model", "--profile", profile, "--workers", "2", "--link", "8mbit@50ms", "--json")[1])
     near = json.loads(call("model", "--profile", profile, "--workers", "2", "--link", "10gbit@1us", "--json")[1])
     for slow, here, quick in zip(

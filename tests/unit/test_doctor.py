@@ -193,12 +193,13 @@ def test_what_is_measured_of_the_size_of_messages_counts() -> None:
 def test_what_a_trial_took_beyond_its_prediction_is_what_buckets_cost() -> None:
     layers = [Gradient(ParameterInfo(f"{i}.weight", 1 << 18, False), 1e-3 * (i + 1)) for i in range(2)]
     speeds, cluster = [Speeds(1e10, 1e-3, 1e-9)] * 2, Cluster(2, Link(1e-4, 1e9))
-    known = {"terngrad": (tg.from_spec("terngrad"), FREE)}
+    methods = {"terngrad": tg.from_spec("terngrad")}
+    known = {"terngrad": (methods["terngrad"], FREE)}
     profile = Profile(0.001, tuple(layers), 0.0)
     plain = predict_all(in_ddp(profile, speeds), cluster, known, 2.0, 1e-9)
     late = {"ddp": 0.004, "terngrad": 0.006, "ddp-fp16": -0.001}
-    trial = Trial(profile, {name: plain[name].step_s + more for name, more in late.items()})
-    overheads = trial.overheads(speeds, cluster, known, 2.0)
+    trial = Trial(profile, {"terngrad": FREE}, {name: plain[name].step_s + more for name, more in late.items()})
+    overheads = trial.overheads(speeds, cluster, methods, 2.0)
     assert 0.002 <= overheads["ddp"] <= 0.004  # there are two, and the wire may hide one of them
     assert overheads["terngrad"] == pytest.approx(0.003, rel=0.1)
     assert overheads["ddp-fp16"] == 0.0

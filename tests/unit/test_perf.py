@@ -166,6 +166,8 @@ def test_busy_processors_delay_every_round_and_an_all_reduce_twice() -> None:
 def test_one_worker_sends_nothing() -> None:
     alone = Cluster(1, FAST)
     assert alone.to_all(100) == alone.all_reduce(100) == alone.all_reduce_by_nodes(100) == 0
+    step = Prediction(profile_of(1.0), (1,), AllReduce(overhead_s=0.5), alone)
+    assert (step.step_s, step.bound) == (step.profile.compute_s, "compute")
 
 
 def test_servers_are_bound_by_their_own_links() -> None:

@@ -133,7 +133,8 @@ def _of_profile(path: Path, between: Link | None, names: list[str] | None, serve
         there = replace(saved.cluster, num_nodes=count // devices, devices=devices, between=at)
         if servers:
             codec = saved.codecs.get(name, Codec(Line(), Line(), Line()))
-            sending = Served(from_spec(name), "", *codec.figures, saved.overheads.get(name, 0.0), num_servers=servers)
+            overhead_s = saved.overheads.get(name, saved.overheads.get(PLAIN, 0.0))
+            sending = Served(from_spec(name), "", *codec.figures, overhead_s, num_servers=servers)
             return Prediction(saved.profile, plan, sending, there, saved.contention)
         codecs = {name: (from_spec(name), saved.codecs[name])} if name not in ("fp32", PLAIN_FP16) else {}
         found = predict_all(saved.profile, there, codecs, saved.contention, saved.cast_s, saved.overheads)

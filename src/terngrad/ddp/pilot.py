@@ -47,7 +47,7 @@ from terngrad.perf.choice import (
 )
 from terngrad.perf.diagnosis import contention_with, cores_for, in_bits
 from terngrad.perf.places import Place, find_place
-from terngrad.perf.probes import Codec, measure_codec, measure_speeds
+from terngrad.perf.probes import Codec, measure_codec, measure_speeds, slowest_codecs
 
 log = logging.getLogger("terngrad.auto")
 
@@ -270,7 +270,7 @@ class Pilot:
         contention = contention_with(min(cores_for(place, places) for place in places))
         profile, plan = max(profiles, key=lambda found: found[0].compute_s)
         profile = profile.with_copies_back(min(rate for _, _, _, rate in told))
-        codecs = max(everyones_codecs, key=lambda found: sum(codec.seconds(1 << 20) for codec in found.values()))
+        codecs = slowest_codecs(everyones_codecs)
         cluster = Cluster(self._crew.world_size, link)
         known = {spec: (method, codecs[spec]) for spec, method in self._methods.items()}
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from types import MappingProxyType
 from typing import Any
 
@@ -206,17 +206,19 @@ class Trial:
     """Of a small model in DDP."""
 
     profile: Profile  # of the bare model, without communication
+    codecs: Mapping[str, Codec]  # on its gradient
     steps: Mapping[str, float]  # seconds of forward and backward with a method, by name
 
     def overheads(
         self,
         speeds: Sequence[Speeds],
         cluster: Cluster,
-        codecs: Mapping[str, tuple[Method, Codec]],
+        methods: Mapping[str, Method],
         contention: float,
     ) -> dict[str, float]:
         """What a bucket costs whatever its size, by name: with so much, these steps are predicted as they were."""
         profile, cast_s = in_ddp(self.profile, speeds), slowest_cast(speeds)
+        codecs = {name: (methods[name], codec) for name, codec in self.codecs.items()}
 
         def late(overheads: Mapping[str, float]) -> dict[str, float]:
             """How much longer than predicted steps took."""
@@ -233,11 +235,12 @@ class Trial:
 
     def describe(self) -> dict[str, Any]:
         """For a file; `read` makes an equal one of it."""
-        return {"profile": self.profile.describe(), "steps": dict(self.steps)}
+        return asdict(self)
 
     @classmethod
     def read(cls, found: Mapping[str, Any]) -> Trial:
-        return cls(Profile.read(found["profile"]), found["steps"])
+        codecs = {name: Codec.read(one) for name, one in found["codecs"].items()}
+        return cls(Profile.read(found["profile"]), codecs, found["steps"])
 
 
 def slowest_cast(speeds: Sequence[Speeds]) -> float:

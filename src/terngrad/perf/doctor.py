@@ -33,9 +33,9 @@ from terngrad.perf.diagnosis import (
     unreachable,
     verdict,
 )
-from terngrad.perf.network import Link
+from terngrad.perf.network import Cluster, Link
 from terngrad.perf.places import Place, find_place, tell_all
-from terngrad.perf.probes import Codec, Slowest, Speeds, measure_codec, measure_speeds
+from terngrad.perf.probes import Codec, Slowest, Speeds, measure_codec, measure_speeds, slowest_codecs
 from terngrad.perf.profile import Profile
 from terngrad.perf.step import Prediction
 from terngrad.perf.trial import Attach, try_small
@@ -148,16 +148,14 @@ def _together(
     dist.all_gather_object(everyone, mine)
     speeds = [found[0] for found in everyone]
     slowest = max((found[1] for found in everyone), key=lambda found: found.compute_s)
-    codecs = max(
-        (found[2] for found in everyone), key=lambda found: sum(codec.seconds(1 << 20) for codec in found.values())
-    )
+    codecs = slowest_codecs([found[2] for found in everyone])
     link = measure_link(Channel(dist.distributed_c10d._get_default_group()), torch.device("cpu"))
     cluster = cluster_of(places, wires, link)
     contention = contention_with(min(cores_for(found, places) for found in places))
     known = {name: (methods[name], codecs[name]) for name in methods}
     # On a slow link the trial would take long, and what a bucket costs by itself would not matter.
-    trial = try_small(methods, attach) if cluster.all_reduce(TRIAL_BYTES) < LONGEST_TRIAL_S else None
-    overheads = trial.overheads(speeds, cluster, known, contention) if trial else {}
+    trial = try_small(methods, attach) if Cluster(world_size, link).all_reduce(TRIAL_BYTES) < LONGEST_TRIAL_S else None
+    overheads = trial.overheads(speeds, cluster, methods, contention) if trial else {}
     predictions = predict_all(in_ddp(slowest, speeds), cluster, known, contention, slowest_cast(speeds), overheads)
     findings = [*odd_settings(places), *slow_hosts(places, speeds), *slow_links(places, wires)]
     return Examination(places, findings, speeds, wires, link, slowest, codecs, trial, predictions, verdict(predictions))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import statistics
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -85,6 +85,17 @@ class Codec:
     def seconds(self, numel: int) -> float:
         """Of everything, for so many elements."""
         return self.encode(numel) + self.decode(numel) + self.add(numel)
+
+    @classmethod
+    def read(cls, found: Mapping[str, Any]) -> Codec:
+        """What `asdict` has made of one."""
+        lines = {name: Line(**found[name]) for name in ("encode", "decode", "add")}
+        return cls(**{**found, **lines})
+
+
+def slowest_codecs(everyones: Sequence[dict[str, Codec]]) -> dict[str, Codec]:
+    """Those of the rank that takes longest with them."""
+    return max(everyones, key=lambda found: sum(codec.seconds(1 << 20) for codec in found.values()))
 
 
 def measure_codec(method: Method, sample: Tensor, largest: int, repeats: int = 3) -> Codec:

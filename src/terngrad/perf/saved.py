@@ -15,7 +15,6 @@ from terngrad.perf.network import Cluster, Link
 from terngrad.perf.places import Place
 from terngrad.perf.probes import Codec, Speeds
 from terngrad.perf.profile import Profile
-from terngrad.perf.step import Line
 from terngrad.perf.wires import Wire
 
 
@@ -39,13 +38,14 @@ class Saved:
             places = [Place.read(one) for one in found["places"]]
             wires = [Wire(**one) for one in found["wires"]]
             speeds = [Speeds(**one) for one in found["speeds"]]
-            codecs = {spec: read_codec(one) for spec, one in found["codecs"].items()}
+            codecs = {spec: Codec.read(one) for spec, one in found["codecs"].items()}
             cluster = cluster_of(places, wires, Link.read(found["link"]) if found["link"] else None)
             contention = contention_with(min(cores_for(place, places) for place in places))
             overheads: dict[str, float] = {}
             if found.get("trial"):  # there is none of one rank, and none in older files
-                known = {spec: (from_spec(spec), codec) for spec, codec in codecs.items()}
-                overheads = Trial.read(found["trial"]).overheads(speeds, cluster, known, contention)
+                trial = Trial.read(found["trial"])
+                methods = {spec: from_spec(spec) for spec in trial.codecs}
+                overheads = trial.overheads(speeds, cluster, methods, contention)
             return cls(
                 in_ddp(Profile.read(found["profile"]), speeds),
                 codecs,
@@ -59,8 +59,3 @@ class Saved:
             raise ConfigurationError(
                 f"profile {str(path)!r}: {error!r}; pass a file that `terngrad doctor --save FILE` wrote"
             ) from error
-
-
-def read_codec(found: Mapping[str, Any]) -> Codec:
-    lines = {name: Line(**found[name]) for name in ("encode", "decode", "add")}
-    return Codec(**lines, size_ratio=found["size_ratio"], sum_ratio=found["sum_ratio"])

@@ -98,12 +98,13 @@ class AllReduce(Sending):
         else:
             send_s = cluster.all_reduce(num_bytes, halves=self._halves)
         link = cluster.between.in_ring(self._halves)
+        alone = cluster.num_workers == 1
         return Work(
-            codec + self.overhead_s,
+            codec + (0.0 if alone else self.overhead_s),
             send_s,
             codec,
             handling_s=link.cpu_s * self.bytes_sent(parameters, cluster),
-            delay_s=2 * link.busy_s if cluster.num_workers > 1 else 0.0,  # parts are summed, then sums passed on
+            delay_s=0.0 if alone else 2 * link.busy_s,  # parts are summed, then sums passed on
             at_once=True,
         )
 
