@@ -84,6 +84,7 @@ def test_workers_and_servers_count_the_same_bytes() -> None:
 def one_dies(rank: int, world_size: int, victim: int) -> None:
     """Trains; in the third step the victim is gone. A server that is the victim never answers anyone."""
     servers = tg.ParameterServers(1)
+    dist.barrier()  # all have one
     if servers.is_server:
         if rank == victim:
             os._exit(0)
@@ -104,6 +105,18 @@ def test_a_dead_worker_or_server_makes_the_others_raise(victim: int) -> None:
         if rank != victim:
             assert outcome.error_type == "ExchangeError", (rank, outcome.error)
             assert "A peer has died, hangs or is out of step" in str(outcome.error)
+
+
+def one_is_missing(rank: int, world_size: int) -> None:
+    if rank == 2:
+        os._exit(0)
+    tg.ParameterServers(1)
+
+
+def test_a_rank_that_dies_before_there_are_servers_makes_the_others_raise() -> None:
+    for outcome in run_ranks(3, one_is_missing, group_timeout_s=5, expect_dead=(2,))[:2]:
+        assert outcome.error_type == "ExchangeError", outcome.error
+        assert "ParameterServers: " in str(outcome.error)
 
 
 def refusals(rank: int, world_size: int) -> list[str]:

@@ -72,9 +72,10 @@ class ParameterServers:
                 f"worker; pass 1 to {world_size - 1}, or start more ranks"
             )
         timeout = timeout_of(dist.distributed_c10d._get_default_group())
-        workers = dist.new_group(range(world_size - num_servers), timeout=timeout)
-        # Servers need no accelerator, so what goes to them goes by the CPU.
-        self._roster = Roster(dist.new_group(timeout=timeout, backend="gloo"), num_servers)
+        with naming(lambda: f"rank {dist.get_rank()}, ParameterServers"):
+            workers = dist.new_group(range(world_size - num_servers), timeout=timeout)
+            # Servers need no accelerator, so what goes to them goes by the CPU.
+            self._roster = Roster(dist.new_group(timeout=timeout, backend="gloo"), num_servers)
         self._workers: dist.ProcessGroup | None = None if self.is_server else workers
         self._exchange = ServerExchange(self._roster)
         self._patience = dt.timedelta(seconds=patience_s)
