@@ -17,7 +17,7 @@ SETTINGS = (
     (
         2048, 16, 94,
         (
-            ("terngrad:block=512,clip=1.5", "1e-3", 3), ("terngrad", "1e-3", 3), ("terngrad", "1.4e-3", 1),
+            ("terngrad:block=512,clip=1.5", "1e-3", 2), ("terngrad", "1e-3", 3), ("terngrad", "1.4e-3", 1),
             ("fp32", "1.4e-3", 1),
         ),
     ),
