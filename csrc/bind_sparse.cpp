@@ -127,6 +127,15 @@ void bind_sparse(nb::module_& m) {
     if (!good) return nb::none();
     return to_numpy(std::move(positions));
   });
+  m.def("palettes", [](Floats values, Counts counts) {
+    Palettes found;
+    {
+      const nb::gil_scoped_release unlocked;
+      found = find_palettes(values.data(), values.shape(0), counts.data(), counts.shape(0));
+    }
+    return nb::make_tuple(to_numpy(std::move(found.sizes)), to_numpy(std::move(found.table)),
+                          to_numpy(std::move(found.ranks)));
+  });
 }
 
 }  // namespace terngrad

@@ -8,6 +8,7 @@
 #include "chunks.h"
 #include "entries.h"
 #include "gaps.h"
+#include "palettes.h"
 #include "rows.h"
 
 namespace terngrad {
@@ -231,6 +232,31 @@ bool decode_gaps(const uint8_t* data, size_t size, int64_t count, int64_t limit,
   if (!decode_positions(data, size, uint64_t(limit), size_t(count), target)) return false;
   positions.grow(size_t(count));
   return true;
+}
+
+Palettes find_palettes(const float* values, size_t num_values, const int64_t* counts, size_t num_counts) {
+  const Entries all = {counts, num_counts, nullptr, num_values, values, num_values};
+  const std::vector<size_t> first = first_entries(all, num_counts);
+  Palettes found;
+  uint16_t* const sizes = found.sizes.room(num_counts);
+  Palette palette;
+  for (size_t i = 0; i < num_counts; ++i) {
+    const size_t count = first[i + 1] - first[i];
+    uint16_t* const ranks = found.ranks.room(count);
+    const bool few = palette.find(values + first[i], count, ranks);
+    const size_t listed = few ? palette.size() : count;
+    float* const table = found.table.room(listed);
+    if (few) {
+      palette.sort(table, ranks, count);
+      found.ranks.grow(count);
+    } else if (count) {
+      std::memcpy(table, values + first[i], 4 * count);
+    }
+    found.table.grow(listed);
+    sizes[i] = uint16_t(few ? listed : 0);
+  }
+  found.sizes.grow(num_counts);
+  return found;
 }
 
 }  // namespace terngrad

@@ -1,5 +1,5 @@
 // Sparse gradients: momentum and residuals of all segments of a bucket, the entries taken from them, sums of entries of
-// several ranks, and the gap code. Checks every bound, shares work among threads. Knows nothing of Python or torch.
+// several ranks, the gap code, and palettes. Checks every bound, shares work among threads. Knows nothing of Python or torch.
 #pragma once
 
 #include <cstring>
@@ -91,5 +91,13 @@ bool merge_entries(const int64_t* lengths, size_t count, const std::vector<Entri
 
 Growing<uint8_t> encode_gaps(const int64_t* positions, size_t count, int64_t limit);
 bool decode_gaps(const uint8_t* data, size_t size, int64_t count, int64_t limit, Growing<int64_t>& positions);
+
+struct Palettes {
+  Growing<uint16_t> sizes;  // of each segment; 0: they are not few, and all of its values are in the table
+  Growing<float> table;
+  Growing<uint16_t> ranks;
+};
+
+Palettes find_palettes(const float* values, size_t num_values, const int64_t* counts, size_t num_counts);
 
 }  // namespace terngrad

@@ -181,3 +181,42 @@ def test_sparse_messages_mean_what_their_description_says(name: str, kind: str, 
         assert values == [gradients[rank][position] for position in positions]
         assert floats(data[60 + gap_bytes + size * count :], "fp32") == gradients[rank][175 - dense :]
         assert whole == (name == "sparse_whole")
+
+
+def test_sums_of_signs_mean_what_their_description_says() -> None:
+    golden = load("sparse_signs")
+    average = floats(bytes.fromhex(golden["outputs"]["average"]), "fp32")
+    first, sums = 0, [0.0] * 175
+    for text in golden["outputs"]["sums"]:
+        data = bytes.fromhex(text)
+        fields = HEADER.unpack(data[:52])
+        assert fields[2] == 9
+        room = fields[9]
+        count, gap_bytes = struct.unpack("<II", data[52:60])
+        positions = [first + position for position in positions_of(data[60 : 60 + gap_bytes], count, room)]
+        counts = [n for n in (sum(p < 170 for p in positions), sum(p >= 170 for p in positions)) if n]
+        data = data[60 + gap_bytes :]
+        sizes = struct.unpack(f"<{len(counts)}H", data[: 2 * len(counts)])
+        data = data[2 * len(counts) :]
+        tables = []
+        for size, number in zip(sizes, counts, strict=True):
+            length = 4 * (size or number)
+            tables.append(floats(data[:length], "fp32"))
+            data = data[length:]
+        number = sum(n for size, n in zip(sizes, counts, strict=True) if size)
+        ranks: list[int] = []
+        if number:
+            (span,) = struct.unpack("<Q", data[:8])
+            places = positions_of(data[8:], number, span)
+            assert places[-1] == span - 1
+            ranks = [b - a - 1 for a, b in zip([-1, *places], places, strict=False)]
+        at = 0
+        for size, n, table in zip(sizes, counts, tables, strict=True):
+            mine = [table[ranks.pop(0)] for _ in range(n)] if size else table
+            for position, value in zip(positions[at : at + n], mine, strict=True):
+                sums[position] = value
+            at += n
+        first += room
+    assert first == 175
+    assert average == [total / 2 for total in sums]
+    assert any(sums)

@@ -113,6 +113,7 @@ class SparseFuzzer:
             (self.put_back, ("states", "counts", "indices", "saved")),
             (self.sums, ("spans", "counts", "indices", "saved")),
             (self.gaps, ("indices", "saved")),
+            (self.palettes, ("counts", "saved")),
         ]
 
     def accumulate(self, case: SparseCase) -> None:
@@ -191,6 +192,17 @@ class SparseFuzzer:
         stream &= case.random.choice(np.array([255, 17, 1, 0], dtype=np.uint8))
         for count in (int(case.random.integers(0, 50)), case.value):
             self.call("gaps_decode", count >= 0 and 0 <= given <= MOST_POSITIONS, stream, count, given)
+
+    def palettes(self, case: SparseCase) -> None:
+        counts = np.array(case.lengths, dtype=np.int64)
+        few = case.random.choice([1, 2, 40, 10**6])
+        values = case.random.integers(0, few, sum(case.lengths)).astype(np.float32)
+        if case.is_wrong("counts"):
+            counts[case.value % len(counts)] = case.value
+        if case.is_wrong("saved"):
+            values = values[:-1]
+        valid = all(count >= 0 for count in counts.tolist()) and sum(counts.tolist()) == len(values)
+        self.call("palettes", valid, values, counts)
 
     def other_arguments(self, isa: str) -> None:
         """Arguments besides segments and entries that must be refused."""

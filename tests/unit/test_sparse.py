@@ -22,6 +22,7 @@ from terngrad.codecs import (
     write_picks,
 )
 from terngrad.codecs.envelope import Envelope
+from terngrad.codecs.sparse_values import SIGN_SUMS
 from terngrad.methods import (
     DGC,
     SDAGC,
@@ -381,7 +382,7 @@ def message_of(picks: Picks, kind: str) -> Tensor:
 
 
 @pytest.mark.parametrize("count", [0, 1, 5, 999, 1000])
-@pytest.mark.parametrize("kind", VALUES)
+@pytest.mark.parametrize("kind", [*VALUES, SIGN_SUMS])
 def test_a_message_says_what_was_written(kind: str, count: int) -> None:
     positions = np.sort(np.random.default_rng(0).permutation(1000)[:count])
     picks = Picks(positions, np.ones(count, np.float32) * 0.5)
@@ -401,7 +402,7 @@ def test_values_that_half_precision_cannot_hold_stay_within_it() -> None:
     assert as_read(replace_values("fp16"), picks).values.tolist() == [65504.0, -65504.0]
 
 
-@pytest.mark.parametrize("kind", VALUES)
+@pytest.mark.parametrize("kind", [*VALUES, SIGN_SUMS])
 def test_a_message_that_was_cut_or_changed_is_refused_or_read_within_bounds(kind: str) -> None:
     positions = np.arange(0, 1000, 37)
     whole = message_of(Picks(positions, np.ones(len(positions), np.float32)), kind)

@@ -6,7 +6,6 @@ from terngrad.codecs.frame import CODES, Frame, Shard
 from terngrad.codecs.header import HEADER_BYTES, Body, DenseType, Header
 from terngrad.codecs.layouts import AnyFrame, coded, read_description
 from terngrad.codecs.segments import DENSE_TYPES, DenseSpan, Segment
-from terngrad.codecs.sparse import VALUES as SPARSE_VALUES
 from terngrad.codecs.sparse import (
     Picks,
     SparseFrame,
@@ -17,6 +16,7 @@ from terngrad.codecs.sparse import (
     whole_message,
     write_picks,
 )
+from terngrad.codecs.sparse_values import VALUES as SPARSE_VALUES
 
 __all__ = [
     "CODES", "DENSE_TYPES", "HEADER_BYTES", "SPARSE_VALUES", "AnyFrame", "Body", "DenseSpan", "DenseType",

@@ -16,24 +16,26 @@ from dataclasses import astuple, dataclass
 from functools import cached_property
 
 import numpy as np
-import numpy.typing as npt
 import torch
 from torch import Tensor
 
 from terngrad.codecs.header import HEADER_BYTES, Body, DenseType, Header
 from terngrad.codecs.segments import DENSE_TYPES, WIRE_TYPES, DenseSpan, Segment, cut_dense, share
+from terngrad.codecs.sparse_values import (
+    SIGN,
+    item_bytes,
+    most_bytes,
+    pack_values,
+    round_values,
+    sums_of,
+    unpack_values,
+)
 from terngrad.errors import ConfigurationError, WireError
-from terngrad.kernels import kernels_for
+from terngrad.kernels import FloatArray, Int64Array, kernels_for
 
-SIGN = "sign"  # and one magnitude for all chosen values of a parameter
-VALUES = (*DENSE_TYPES, SIGN)
 _COUNTS = struct.Struct("<II")  # chosen positions, bytes of their gaps
 _LONGEST_GAP_BYTES = 12
-_NO_GROUPS: npt.NDArray[np.int64] = np.empty(0, np.int64)  # for values that need none
 _CPU = torch.device("cpu")  # where gaps are coded, wherever the gradient is
-
-Int64Array = npt.NDArray[np.int64]
-FloatArray = npt.NDArray[np.float32]
 
 
 @dataclass(frozen=True)
@@ -97,11 +99,19 @@ class SparseFrame:
             SparseShard(*share(int(self.starts[-1]), i, num_shards), cut_dense(dense, i, num_shards))
             for i in range(num_shards)
         ]
-        most = max(s.num_coded * (4 + _LONGEST_GAP_BYTES) + self.dense_bytes(s) for s in self.shards)
-        self.nbytes = self.sum_nbytes = HEADER_BYTES + _COUNTS.size + most + 4 * len(self.sparse)
+        most = max(
+            s.num_coded * _LONGEST_GAP_BYTES + most_bytes(s.num_coded, len(self.sparse)) + self.dense_bytes(s)
+            for s in self.shards
+        )
+        self.nbytes = self.sum_nbytes = HEADER_BYTES + _COUNTS.size + most
 
     num_units = 0
     scalers_nbytes = 0
+
+    @property
+    def sum_values(self) -> str:
+        """How sums are written."""
+        return sums_of(self.values)
 
     @property
     def body(self) -> Body:
@@ -142,11 +152,18 @@ class SparseFrame:
         return ExpectedSizes(
             self.num_shards,
             self._expected_bytes(self.density, 1 if self.values == SIGN else 8 * DENSE_TYPES[self.values].itemsize),
-            self._expected_bytes(union, 32),
+            self._expected_bytes(union, self._expected_sum_bits(union)),
             self.description,
         )
 
-    def _expected_bytes(self, density: float, value_bits: int) -> int:
+    def _expected_sum_bits(self, union: float) -> float:
+        """Of a sum of signs, where one rank has chosen: which, and its sign, with a bit for the code; elsewhere all."""
+        if self.values != SIGN or not 0 < union < 1:
+            return 32.0
+        alone = self.world_size * self.density * (1 - self.density) ** (self.world_size - 1) / union
+        return min(32.0, alone * (math.log2(2 * self.world_size) + 1) + (1 - alone) * 32)
+
+    def _expected_bytes(self, density: float, value_bits: float) -> int:
         most = max(self.shards, key=lambda shard: shard.num_coded)
         entropy = -density * math.log2(density) - (1 - density) * math.log2(1 - density) if 0 < density < 1 else 0.0
         bits = most.num_coded * min(entropy + density * value_bits, max(value_bits, 2))
@@ -169,60 +186,15 @@ class Picks:
         return Picks(self.positions[begin:end], self.values[begin:end])
 
 
-# Values
-
-
-def _groups(frame: SparseFrame, positions: Int64Array) -> Int64Array:
-    """For each position the number of its segment among those that have any."""
+def _counts(frame: SparseFrame, positions: Int64Array) -> Int64Array:
+    """How many positions each segment has that has any."""
     counts = np.diff(np.searchsorted(positions, frame.starts))
-    counts = counts[counts > 0]
-    return np.repeat(np.arange(len(counts)), counts)
+    return counts[counts > 0]
 
 
 def as_read(frame: SparseFrame, picks: Picks) -> Picks:
-    """Picks of the whole bucket, with the values that will be read of them: rounded to the type on the wire."""
-    if frame.values == SIGN:
-        groups = _groups(frame, picks.positions)
-        scales = np.bincount(groups, np.abs(picks.values).astype(np.float64)) / np.bincount(groups)
-        return Picks(picks.positions, np.copysign(scales.astype(np.float32)[groups], picks.values))
-    values = torch.from_numpy(picks.values)
-    most = torch.finfo(DENSE_TYPES[frame.values]).max  # what does not fit stays behind, as any rounding does
-    values = torch.where(values.isfinite(), values.clamp(-most, most), values)
-    return Picks(picks.positions, values.to(DENSE_TYPES[frame.values]).float().numpy())
-
-
-def _pack_sign(values: FloatArray, groups: Int64Array) -> bytes:
-    """A bit for each sign, then the magnitude of each group, which all of its values share."""
-    _, firsts = np.unique(groups, return_index=True)
-    return np.packbits(np.signbit(values), bitorder="little").tobytes() + np.abs(values[firsts]).astype("<f4").tobytes()
-
-
-def _unpack_sign(data: bytes, groups: Int64Array) -> FloatArray:
-    num_sign_bytes = -(-len(groups) // 8)
-    negative = np.unpackbits(np.frombuffer(data[:num_sign_bytes], np.uint8), bitorder="little")[: len(groups)]
-    scales = np.frombuffer(data[num_sign_bytes:], "<f4")[groups]
-    return np.where(negative, -scales, scales).astype(np.float32)
-
-
-def _pack_values(frame: SparseFrame, kind: str, picks: Picks) -> bytes:
-    if kind == SIGN:
-        return _pack_sign(picks.values, _groups(frame, picks.positions))
-    if not len(picks.values):
-        return b""
-    return bytes(torch.from_numpy(picks.values).to(DENSE_TYPES[kind]).view(torch.uint8).numpy().tobytes())
-
-
-def _value_bytes(kind: str, count: int, groups: Int64Array) -> int:
-    if kind == SIGN:
-        return -(-count // 8) + 4 * (int(groups.max()) + 1 if count else 0)
-    return count * DENSE_TYPES[kind].itemsize
-
-
-def _unpack_values(kind: str, data: bytes, groups: Int64Array) -> FloatArray:
-    if kind == SIGN:
-        return _unpack_sign(data, groups)
-    values = torch.frombuffer(bytearray(data), dtype=DENSE_TYPES[kind]) if data else torch.empty(0)
-    return np.asarray(values.float().numpy())
+    """Picks of the whole bucket, with the values that will be read of them."""
+    return Picks(picks.positions, round_values(frame.values, picks.values, _counts(frame, picks.positions)))
 
 
 # Messages
@@ -255,12 +227,12 @@ def write_picks(frame: SparseFrame, shard: SparseShard, kind: str, picks: Picks)
     """What a message holds between its header and its dense values: counts, gaps, values."""
     number, room = len(picks.positions), shard.num_coded
     gaps = kernels_for(_CPU).gaps_encode(picks.positions - shard.first, room).tobytes() if number < room else b""
-    values = _pack_values(frame, kind, picks)
-    if kind != SIGN and len(gaps) + len(values) > room * DENSE_TYPES[kind].itemsize:
+    values = pack_values(kind, picks.values, _counts(frame, picks.positions))
+    if kind != SIGN and len(gaps) + len(values) > room * item_bytes(kind):
         everything = np.zeros(room, np.float32)
         everything[picks.positions - shard.first] = picks.values
         number, gaps = room, b""
-        values = _pack_values(frame, kind, Picks(np.arange(shard.first, shard.last), everything))
+        values = pack_values(kind, everything, _counts(frame, np.arange(shard.first, shard.last)))
     return _COUNTS.pack(number, len(gaps)) + gaps + values
 
 
@@ -272,13 +244,10 @@ def read_picks(frame: SparseFrame, shard: SparseShard, kind: str, message: Tenso
     try:
         number, num_gap_bytes = _COUNTS.unpack_from(data)
         positions = _read_positions(shard, number, data[_COUNTS.size : _COUNTS.size + num_gap_bytes], num_gap_bytes)
-        groups = _groups(frame, positions) if kind == SIGN else _NO_GROUPS
-        data = data[_COUNTS.size + num_gap_bytes :]
-        if len(data) != _value_bytes(kind, number, groups):
-            raise ValueError(f"{len(data)} bytes of values, need {_value_bytes(kind, number, groups)}")
+        values = unpack_values(kind, data[_COUNTS.size + num_gap_bytes :], _counts(frame, positions))
     except (ValueError, struct.error) as error:
         raise WireError(f"{where}: {error}; it was corrupted on its way") from error
-    return Picks(positions, _unpack_values(kind, data, groups))
+    return Picks(positions, values)
 
 
 def _read_positions(shard: SparseShard, number: int, gaps: bytes, num_gap_bytes: int) -> Int64Array:

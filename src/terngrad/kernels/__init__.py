@@ -17,6 +17,7 @@ from terngrad.kernels.layout import (
     MOST_SYMBOL_PAYLOADS,
     ByteArray,
     Code,
+    FloatArray,
     Int64Array,
     Run,
     Runs,
@@ -30,12 +31,12 @@ from terngrad.kernels.layout import (
     symbol_bytes,
     symbol_digits,
 )
-from terngrad.kernels.reference import Accumulated, Entries, Statistics
+from terngrad.kernels.reference import Accumulated, Entries, Palettes, Statistics
 
 __all__ = [
-    "MOST_SYMBOL_PAYLOADS", "Accumulated", "Code", "Entries", "Int64Array", "Kernels", "Run", "Runs", "Statistics",
-    "backend", "backends", "cut_streams", "draw_keys", "entropy_bound", "kernels_for", "level_rows", "num_tiles",
-    "packed_bytes", "set_backend", "symbol_bytes", "symbol_digits",
+    "MOST_SYMBOL_PAYLOADS", "Accumulated", "Code", "Entries", "FloatArray", "Int64Array", "Kernels", "Palettes", "Run",
+    "Runs", "Statistics", "backend", "backends", "cut_streams", "draw_keys", "entropy_bound", "kernels_for",
+    "level_rows", "num_tiles", "packed_bytes", "set_backend", "symbol_bytes", "symbol_digits",
 ]  # fmt: skip
 
 
@@ -96,6 +97,7 @@ class Kernels(Protocol):
     def merge(self, lengths: Int64Array, payloads: Sequence[Entries]) -> Entries | None: ...
     def gaps_encode(self, positions: Int64Array, limit: int) -> ByteArray: ...
     def gaps_decode(self, stream: ByteArray, count: int, limit: int) -> Int64Array | None: ...
+    def palettes(self, values: FloatArray, counts: Int64Array) -> Palettes: ...
 
 
 _REFERENCE = cast(Kernels, reference)

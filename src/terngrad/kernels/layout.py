@@ -20,7 +20,9 @@ TILE = 64  # elements of a segment whose largest |v| is kept
 
 Int64Array = npt.NDArray[np.int64]
 Uint32Array = npt.NDArray[np.uint32]
+Uint16Array = npt.NDArray[np.uint16]
 ByteArray = npt.NDArray[np.uint8]
+FloatArray = npt.NDArray[np.float32]
 
 
 def num_tiles(lengths: Int64Array) -> int:

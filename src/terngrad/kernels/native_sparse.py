@@ -5,16 +5,15 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import numpy as np
-import numpy.typing as npt
 import torch
 from torch import Tensor
 
 from terngrad.kernels import _native
 from terngrad.kernels.addresses import buffer_of, states_of, writable
-from terngrad.kernels.layout import ByteArray, Int64Array, Uint32Array
-from terngrad.kernels.reference import Accumulated, Entries, Statistics
+from terngrad.kernels.layout import ByteArray, FloatArray, Int64Array, Uint32Array
+from terngrad.kernels.reference import Accumulated, Entries, Palettes, Statistics
 
-_Columns = tuple[list[Int64Array], list[Uint32Array], list[npt.NDArray[np.float32]]]
+_Columns = tuple[list[Int64Array], list[Uint32Array], list[FloatArray]]
 
 
 def _columns(payloads: Sequence[Entries]) -> _Columns:
@@ -93,3 +92,6 @@ class NativeSparse:
 
     def gaps_decode(self, stream: ByteArray, count: int, limit: int) -> Int64Array | None:
         return _native.gaps_decode(stream, count, limit)
+
+    def palettes(self, values: FloatArray, counts: Int64Array) -> Palettes:
+        return Palettes(*_native.palettes(values, counts))

@@ -31,7 +31,7 @@ from terngrad.errors import WireError
 from terngrad.kernels import Entries, Int64Array, Statistics, kernels_for, num_tiles
 from terngrad.methods.coder import Coder, Measured, Momentum
 from terngrad.methods.sparse import MASKING, NONE, SAM, UPFRONT, Sparse, View
-from terngrad.methods.sparse_sums import SUMS, add_sparse, entries_of, picks_of
+from terngrad.methods.sparse_sums import add_sparse, entries_of, picks_of
 from terngrad.methods.sums import write_dense, write_dense_mean
 
 
@@ -259,7 +259,7 @@ class SparseBucket:
         for number, (shard, message) in enumerate(zip(frame.shards, messages, strict=True)):
             self.envelope.sums(number, message.numel()).check(message)
             where = f"message from rank {number}, {self.envelope.where}"
-            found.append(read_picks(frame, shard, SUMS, message, where))
+            found.append(read_picks(frame, shard, frame.sum_values, message, where))
             write_dense(self.buffer, shard.dense, dense_values(frame, shard, message))
         whole = Picks(np.concatenate([p.positions for p in found]), np.concatenate([p.values for p in found]))
         self._scatter([whole], self.coder.world_size)

@@ -14,8 +14,6 @@ from terngrad.errors import WireError
 from terngrad.kernels import Entries, kernels_for
 from terngrad.methods.sums import mean_into
 
-SUMS = "fp32"  # the type of sums on the wire: nothing is rounded twice, so that all exchanges give the same
-
 
 def entries_of(frame: SparseFrame, picks: Picks, device: torch.device) -> Entries:
     """Picks, by segment."""
@@ -46,7 +44,7 @@ def add_sparse(envelope: Envelope[SparseFrame], number: int, messages: Sequence[
     merged = kernels_for(device).merge(np.diff(frame.starts), found)
     if merged is None:
         raise WireError(f"{envelope.where}: positions out of order; a message was corrupted on its way")
-    body = write_picks(frame, shard, SUMS, picks_of(frame, merged))
+    body = write_picks(frame, shard, frame.sum_values, picks_of(frame, merged))
     parts = [dense_values(frame, shard, message) for message in messages]
     dense = torch.empty_like(parts[0])
     mean_into(dense, parts)

@@ -2,6 +2,7 @@
 
 from terngrad.kernels.reference.entropy import entropy_decode, entropy_encode
 from terngrad.kernels.reference.gaps import gaps_decode, gaps_encode
+from terngrad.kernels.reference.palettes import Palettes, palettes
 from terngrad.kernels.reference.sparse import (
     Accumulated,
     Entries,
@@ -28,7 +29,8 @@ from terngrad.kernels.reference.ternary import (
 name = "reference"
 
 __all__ = [
-    "Accumulated", "Entries", "Statistics", "accumulate", "add_back", "draws", "entropy_decode",
+    "Accumulated", "Entries", "Palettes", "Statistics", "accumulate", "add_back", "draws", "entropy_decode",
     "entropy_encode", "error", "gaps_decode", "gaps_encode", "mean_levels", "mean_own", "mean_shared", "mean_symbols",
-    "merge", "name", "restore", "scatter_mean", "select", "statistics", "sum_levels", "sum_symbols", "ternarize",
+    "merge", "name", "palettes", "restore", "scatter_mean", "select", "statistics", "sum_levels", "sum_symbols",
+    "ternarize",
 ]  # fmt: skip
