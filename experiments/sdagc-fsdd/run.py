@@ -12,7 +12,7 @@ import grid
 RECIPES = {"GRU": ("gru-fsdd", "--optimizer", "sgd", "--lr", "0.1", "--momentum", "0.9", "--clip-norm", "0")}
 STEPS = {"GRU": 1_500}
 VARIANTS = {
-    "by masking at 2.3 sigma": ("sdagc:threshold=2.3,values=sign,compensation=masking", 3),
+    "by masking at 2.3 sigma": ("sdagc:threshold=2.3,values=sign,compensation=masking", 6),
     "at 3.0 sigma": (grid.SDAGC.replace("2.5", "3.0"), 1),
     "at 3.5 sigma": (grid.SDAGC.replace("2.5", "3.5"), 1),
 }
