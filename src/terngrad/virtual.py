@@ -24,7 +24,7 @@ from terngrad.errors import ConfigurationError
 from terngrad.exchange import LENGTH_BYTES, Exchange
 from terngrad.methods import AnyBucket, Coder, Method, describe, open_bucket
 
-_STATE_FORMAT = 3
+_STATE_FORMAT = 4
 
 
 class VirtualWorkers:
@@ -228,6 +228,7 @@ class VirtualWorkers:
             "residuals": [_clones(coder.residuals) for coder in self._coders],
             "velocities": [_clones(coder.velocities) for coder in self._coders],
             "densities": dict(self._coders[0].densities),
+            "last_norms": [coder.last_norm for coder in self._coders],
             "momentum": self._momentum.state_dict(),
         }
 
@@ -242,8 +243,10 @@ class VirtualWorkers:
                 )
         self._step, self._epoch = state["step"], state["epoch"]
         self._bytes, self._dense_bytes = state["bytes"], state["dense_bytes"]
-        for coder, residuals, velocities in zip(self._coders, state["residuals"], state["velocities"], strict=True):
+        per_worker = (state["residuals"], state["velocities"], state["last_norms"])
+        for coder, residuals, velocities, last_norm in zip(self._coders, *per_worker, strict=True):
             coder.seed = state["seed"]
+            coder.last_norm = last_norm
             coder.residuals = {i: found.to(self._rows.device, copy=True) for i, found in residuals.items()}
             coder.velocities = {i: found.to(self._rows.device, copy=True) for i, found in velocities.items()}
         self._coders[0].densities = dict(state["densities"])

@@ -237,6 +237,48 @@ def test_parameters_that_are_sent_whole_are_clipped_too() -> None:
     torch.testing.assert_close(ranks.reduce(gradients)[0], torch.stack(clipped).mean(dim=0), rtol=1e-4, atol=1e-6)
 
 
+def test_the_norm_that_is_clipped_is_of_all_layers_in_the_step_before() -> None:
+    """Of both kinds of layers, in whatever buckets they are."""
+    method = SDAGC(compensation="none", threshold=1e-9, values="fp32", dense_below=200, clip_norm=2.0)
+    ranks = Ranks.start(method, (1000, 100, 500), 4)
+    first, second = gradients_of(ranks), gradients_of(ranks, seed=1)
+    ranks.reduce(first)
+    for coder, gradient in zip(ranks.coders, first, strict=True):
+        assert coder.last_norm == pytest.approx(float(gradient.double().norm()))
+    expected = torch.stack([mine / last.norm() for mine, last in zip(second, first, strict=True)]).mean(dim=0)
+    torch.testing.assert_close(ranks.reduce(second, step=1)[0], expected, rtol=1e-4, atol=1e-6)
+
+
+def test_a_layer_that_is_too_long_by_itself_is_clipped_at_once() -> None:
+    ranks = Ranks.start(SDAGC(compensation="none", threshold=1e-9, values="fp32", clip_norm=2.0), (1000, 500), 4)
+    gradients = gradients_of(ranks)
+    ranks.reduce([gradient * 1e-6 for gradient in gradients])
+    sent = ranks.reduce(gradients, step=1)[0]
+    expected = [torch.cat([g[:1000] / g[:1000].norm(), g[1000:] / g[1000:].norm()]) for g in gradients]
+    torch.testing.assert_close(sent, torch.stack(expected).mean(dim=0), rtol=1e-4, atol=1e-6)
+
+
+def test_a_void_step_leaves_the_norm_as_it_was() -> None:
+    ranks = Ranks.start(SDAGC(compensation="none", clip_norm=2.0), (1000,), 2)
+    gradients = gradients_of(ranks)
+    ranks.reduce(gradients)
+    before = [coder.last_norm for coder in ranks.coders]
+    gradients[1][17] = float("nan")
+    ranks.reduce(gradients, step=1)
+    assert [coder.last_norm for coder in ranks.coders] == before
+    assert not ranks.coders[0].squares
+
+
+def test_the_norm_does_not_depend_on_the_scale_of_the_loss() -> None:
+    one, other = (Ranks.start(SDAGC(compensation="none", clip_norm=2.0), (1000,), 2) for _ in range(2))
+    gradients = gradients_of(one)
+    for coder in other.coders:
+        coder.rescale(1024.0)
+    for step in range(3):
+        found = one.reduce(gradients, step=step)[0]
+        assert torch.equal(other.reduce([1024 * g for g in gradients], step=step)[0], 1024 * found)
+
+
 def test_a_gradient_that_is_not_finite_is_not_clipped_away() -> None:
     ranks = Ranks.start(SDAGC(compensation="none", dense_below=10**6, clip_norm=2.0), (1000,), 2)
     gradients = gradients_of(ranks)

@@ -9,7 +9,7 @@ from torch import nn
 
 from terngrad.methods import Coder
 
-FORMAT = 4
+FORMAT = 5
 
 _ADVICE = {
     "format": "load it with the terngrad that wrote it",
@@ -51,6 +51,7 @@ def held_by(coder: Coder) -> dict[str, Any]:
         "residuals": {name: residual.clone() for name, residual in named(coder.residuals).items()},
         "velocities": {name: velocity.clone() for name, velocity in named(coder.velocities).items()},
         "densities": named(coder.densities),
+        "last_norm": coder.last_norm,
         "scale": coder.scale,
     }
 
@@ -70,4 +71,5 @@ def restore(
         coder.residuals = tensors(state["residuals"])
         coder.velocities = tensors(state["velocities"])
     coder.densities = {index[name]: density for name, density in state["densities"].items()}
+    coder.last_norm = state["last_norm"]
     coder.scale = state["scale"]

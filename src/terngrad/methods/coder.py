@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import astuple, dataclass, field
 
@@ -68,6 +69,10 @@ class Coder:
     velocities: dict[int, Tensor] = field(default_factory=dict)  # of sparse methods with momentum, likewise
     momenta: dict[int, Momentum] = field(default_factory=dict)  # likewise
     densities: dict[int, float] = field(default_factory=dict)  # running means, likewise; the same on all ranks
+    last_norm: float = (
+        0.0  # of this rank's whole gradient in the step before, without the scale of the loss; 0: not known
+    )
+    squares: dict[int, float] = field(default_factory=dict)  # of this step's gradients, by parameter index, likewise
     scale: float = 1.0  # of the loss, in which residuals and velocities are kept
     undo: list[Callable[[], None]] = field(default_factory=list)  # what takes back a step that is void
     next_residuals: dict[int, Tensor | None] = field(default_factory=dict)  # as they will be, if the step is not void
@@ -202,6 +207,9 @@ class Coder:
                     self.residuals[index] = residual
             if self.draining:
                 self.residuals = {i: residual for i, residual in self.residuals.items() if bool(residual.any())}
+        if self.squares and not self.is_void:
+            self.last_norm = math.sqrt(math.fsum(self.squares.values()))  # exact, so in whatever order buckets came
+        self.squares.clear()
         self.next_residuals.clear()
         self.undo.clear()
         self.draining = self.draining and self.is_void  # a void step has sent nothing

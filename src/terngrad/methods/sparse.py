@@ -41,7 +41,7 @@ class Sparse(Method):
     accumulation: bool = True  # of what is not sent; without it that is lost, which is of use only to see what it does
     values: str = "bf16"  # of what is sent; "sign": a bit each and one magnitude for a layer. Rounding is kept back
     compensation: str = MASKING  # of momentum: DGC's; "upfront", "sam": one buffer, not two; "none": the optimizer's
-    clip_norm: float = 0.0  # of the sum of all workers: each clips a layer to it over the square root of N; 0: not
+    clip_norm: float = 0.0  # of the sum of all workers: each clips its own to it over the square root of N; 0: not
     revision: float = (
         0.0  # damps a layer's step when more of it than usual arrives at once: by that ratio to this power
     )

@@ -107,7 +107,7 @@ class SparseBucket:
         if not self._method.clip_norm or not self.frame.dense:
             return
         spans = np.array([(s.source, s.numel) for s in self.frame.dense], dtype=np.int64)
-        factors = self._clip_factors(self._kernels.statistics(self.buffer, spans)).tolist()
+        factors = self._clip_factors(self.frame.dense, self._kernels.statistics(self.buffer, spans)).tolist()
         for segment, factor in zip(self.frame.dense, factors, strict=True):
             if factor < 1:
                 self.buffer[segment.source : segment.source + segment.numel].mul_(factor)
@@ -194,12 +194,19 @@ class SparseBucket:
         gains = self._gains()
         if not self._method.clip_norm or gradients is None:
             return gains
-        return self._clip_factors(gradients) * gains
+        return self._clip_factors(self.frame.sparse, gradients) * gains
 
-    def _clip_factors(self, gradients: Statistics) -> Tensor:
-        """What brings each gradient to this worker's share of the norm, at most 1; what is not finite stays so."""
-        most = self._method.clip_norm * self.coder.scale * self.coder.world_size**-0.5
-        factors = (most / gradients.squares.sqrt()).float()
+    def _clip_factors(self, segments: Sequence[Segment], gradients: Statistics) -> Tensor:
+        """What brings the whole gradient to this worker's share of the norm, at most 1; what is not finite stays so.
+
+        The norm is that of the step before, or a segment's own if that alone is larger.
+        """
+        coder = self.coder
+        for segment, squares in zip(segments, gradients.squares.tolist(), strict=True):
+            coder.squares[segment.index] = squares / coder.scale**2
+        most = self._method.clip_norm * coder.scale * coder.world_size**-0.5
+        norms = gradients.squares.sqrt().clamp(min=coder.last_norm * coder.scale)
+        factors = (most / norms).float()
         return torch.where(factors < 1, factors, 1.0)  # 1 also where the norm is zero or NaN
 
     def _thresholds(
