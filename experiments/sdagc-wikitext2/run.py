@@ -14,7 +14,8 @@ RECIPES = {
     "transformer": ("gpt-wikitext2", "--optimizer", "sgd", "--lr", "0.3", "--momentum", "0.9"),
 }
 STEPS = {"LSTM": 1_000, "transformer": 400}
-LONG = {"LSTM, 4,000 steps": ("LSTM", 4_000)}  # with SDAGC and fp32 alone
+LONG = {"LSTM, 4,000 steps": ("LSTM", 4_000)}  # fp32, and SDAGC with a threshold that rises, alone
+RISING = f"{grid.SDAGC.replace('2.5', '2.4')},warmup_threshold=1.8,warmup_steps=3000"
 
 BLOCKS = "terngrad:block=1024,codec=entropy"  # one scaler for all of an embedding is too few
 
@@ -27,7 +28,9 @@ def arms(options: argparse.Namespace) -> list[grid.Arm]:
         *common, _ = plain.arguments  # all but the method
         found += [*mine, grid.Arm(f"{label}, TernGrad in blocks", (*common, BLOCKS), plain.label, 1)]
     for label, (short, steps) in LONG.items():
-        found += grid.methods_of(label, RECIPES[short], steps, options)[:2]
+        plain = grid.methods_of(label, RECIPES[short], steps, options)[0]
+        *common, _ = plain.arguments
+        found += [plain, grid.Arm(f"{label}, SDAGC from 1.8 to 2.4 sigma", (*common, RISING), plain.label)]
     return found
 
 
