@@ -283,6 +283,15 @@ def test_codecs_are_measured_on_real_gradients(spec: str) -> None:
         assert found.size_ratio == 1
 
 
+def test_codecs_are_measured_as_they_are_after_a_warm_up() -> None:
+    sample = torch.randn(1 << 14, generator=torch.Generator().manual_seed(3))
+    usual, warming = (
+        measure_codec(tg.from_spec(spec), sample, largest=1 << 16, repeats=1)
+        for spec in ("dgc", "dgc:warmup_steps=1000")
+    )
+    assert warming.size_ratio == pytest.approx(usual.size_ratio)
+
+
 def test_ranks_on_nodes_of_their_own_have_the_link_of_all_at_once() -> None:
     together = Link(2e-4, 5e7, cpu_s=1e-9)
     places = [place(rank) for rank in range(3)]

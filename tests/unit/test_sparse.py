@@ -23,6 +23,7 @@ from terngrad.codecs import (
 )
 from terngrad.codecs.envelope import Envelope
 from terngrad.codecs.sparse_values import SIGN_SUMS
+from terngrad.ddp.saving import FORMAT, problem_with
 from terngrad.methods import (
     DGC,
     SDAGC,
@@ -247,6 +248,33 @@ def test_the_norm_that_is_clipped_is_of_all_layers_in_the_step_before() -> None:
         assert coder.last_norm == pytest.approx(float(gradient.double().norm()))
     expected = torch.stack([mine / last.norm() for mine, last in zip(second, first, strict=True)]).mean(dim=0)
     torch.testing.assert_close(ranks.reduce(second, step=1)[0], expected, rtol=1e-4, atol=1e-6)
+
+
+def test_a_gradient_that_explodes_makes_the_next_step_four_times_shorter_at_most() -> None:
+    ranks = Ranks.start(SDAGC(compensation="none", threshold=1e-9, values="fp32", clip_norm=2.0), (1000,), 4)
+    gradients = gradients_of(ranks)
+    norms = []
+    for step, scale in enumerate((1, 1e6, 1, 1)):
+        sent = ranks.reduce([scale * gradient / gradient.norm() for gradient in gradients], step=step)[0]
+        norms.append(float(sent.norm()))
+    expected = float(torch.stack([gradient / gradient.norm() for gradient in gradients]).mean(dim=0).norm())
+    assert norms == pytest.approx([expected, expected, expected / 4, expected], rel=1e-4)
+
+
+def test_the_norm_belongs_to_a_rank() -> None:
+    mine = {"format": FORMAT, "method": "sdagc", "world_size": 2, "rank": 1}
+    other = {**mine, "rank": 0, "residuals": {}, "velocities": {}, "last_norm": 7.0}
+    assert "rank is 0, this handle has 1" in str(problem_with(other, mine, {}))
+    assert problem_with({**other, "last_norm": 0.0}, mine, {}) is None
+
+
+def test_a_change_of_method_forgets_the_norm() -> None:
+    ranks = Ranks.start(SDAGC(compensation="none", clip_norm=2.0), (1000,), 2)
+    ranks.reduce(gradients_of(ranks))
+    coder = ranks.coders[0]
+    assert coder.last_norm
+    coder.set_method(Dense("fp32"))
+    assert not coder.last_norm
 
 
 def test_a_layer_that_is_too_long_by_itself_is_clipped_at_once() -> None:

@@ -38,7 +38,8 @@ WeightDecay = Annotated[float | None, typer.Option(help="L2, added to the averag
 ClipNorm = Annotated[
     float | None,
     typer.Option(
-        help="Clip the averaged gradient to this norm; with sparse methods each worker's own, layer by layer. 0: not."
+        help="Clip the averaged gradient to this norm; with sparse methods each worker's own, by its norm in the step "
+        "before. 0: not."
     ),
 ]
 Schedule = Annotated[

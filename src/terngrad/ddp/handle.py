@@ -227,7 +227,7 @@ class Handle:
         if on_resize not in ("refuse", "reset"):
             raise ConfigurationError(f"load_state_dict(on_resize={on_resize!r}): there is 'refuse' and 'reset'")
         if on_resize == "reset" and state.get("world_size") != self._channel.world_size:
-            state = {**state, "residuals": {}, "velocities": {}}
+            state = {**state, "residuals": {}, "velocities": {}, "last_norm": 0.0}
         mine, chosen = self._identity(), None
         if self._auto is not None and self._selection.problem_with(state.get("method", "")) is None:
             mine["method"], chosen = state["method"], (state["method"], repr(state.get("auto")))

@@ -25,7 +25,8 @@ def problem_with(
 ) -> str | None:
     """Why a saved state cannot be continued exactly by a handle that has `mine`, or None if it can."""
     residuals = {**state.get("residuals", {}), **state.get("velocities", {})}
-    for key in ("format", "method", *(("world_size", "rank") if residuals else ())):
+    own = bool(residuals or state.get("last_norm"))  # whether it is another one on each rank
+    for key in ("format", "method", *(("world_size", "rank") if own else ())):
         if state.get(key) != mine[key]:
             return f"{key} is {state.get(key)!r}, this handle has {mine[key]!r}; {_ADVICE[key]}"
     unknown = sorted(set(residuals) - set(parameters))

@@ -23,7 +23,9 @@ from terngrad.exchange.channel import Channel, Pending
 from terngrad.exchange.varying import LENGTH_BYTES, check_length
 
 STOP = -1  # in place of a layout's number
-LENGTHS = 1  # tag of lengths: a bucket's may be awaited before the message of the bucket ahead of it has come
+# Tags. What is awaited first gets what comes first by its tag; and a bucket's lengths, or its sum if that does not
+# vary, may be awaited before the sum of the bucket ahead of it.
+PLAIN, LENGTHS, ANNOUNCED = range(3)
 
 
 @dataclass(frozen=True)
@@ -45,14 +47,14 @@ class Roster:
     def servers(self) -> range:
         return range(len(self.workers), dist.get_world_size(self.group))
 
-    def send(self, rank: int, tensor: Tensor, tag: int = 0) -> dist.Work | None:
+    def send(self, rank: int, tensor: Tensor, tag: int = PLAIN) -> dist.Work | None:
         return dist.isend(tensor, dist.get_global_rank(self.group, rank), group=self.group, tag=tag)
 
-    def receive(self, rank: int, tensor: Tensor, tag: int = 0) -> dist.Work | None:
+    def receive(self, rank: int, tensor: Tensor, tag: int = PLAIN) -> dist.Work | None:
         return dist.irecv(tensor, dist.get_global_rank(self.group, rank), group=self.group, tag=tag)
 
     def send_announced(self, rank: int, tensor: Tensor) -> list[dist.Work | None]:
-        return [self.send(rank, torch.tensor([tensor.numel()]), LENGTHS), self.send(rank, tensor)]
+        return [self.send(rank, torch.tensor([tensor.numel()]), LENGTHS), self.send(rank, tensor, ANNOUNCED)]
 
     def announcements(self, ranks: range) -> tuple[Pending, Tensor]:
         """The lengths of what these ranks will send, in their order, once what is pending has come."""
@@ -64,7 +66,7 @@ class Roster:
         """Everyone's message of the length that it has announced."""
         known = [check_length(int(length), most, rank) for rank, length in zip(ranks, lengths, strict=True)]
         messages = [torch.empty(length, dtype=torch.uint8) for length in known]
-        Pending([*map(self.receive, ranks, messages)]).wait()
+        Pending([self.receive(rank, message, ANNOUNCED) for rank, message in zip(ranks, messages, strict=True)]).wait()
         return messages
 
 

@@ -14,6 +14,7 @@ from terngrad.methods.base import Method, ParameterInfo
 from terngrad.methods.sparse import Sparse
 from terngrad.methods.terngrad import TernGrad
 
+MOST_GROWTH = 4.0  # of the norm that the next gradient is clipped by: a gradient that explodes is cut by itself at once
 REVISION_STEPS = 32  # over so many steps the usual density of a parameter is a mean
 UPFRONT_SHARE = 0.5  # of what momentum adds to a gradient in later steps: see docs/sparse.md
 
@@ -69,9 +70,7 @@ class Coder:
     velocities: dict[int, Tensor] = field(default_factory=dict)  # of sparse methods with momentum, likewise
     momenta: dict[int, Momentum] = field(default_factory=dict)  # likewise
     densities: dict[int, float] = field(default_factory=dict)  # running means, likewise; the same on all ranks
-    last_norm: float = (
-        0.0  # of this rank's whole gradient in the step before, without the scale of the loss; 0: not known
-    )
+    last_norm: float = 0.0  # of this rank's whole gradient before, without the scale of the loss; 0: not known
     squares: dict[int, float] = field(default_factory=dict)  # of this step's gradients, by parameter index, likewise
     scale: float = 1.0  # of the loss, in which residuals and velocities are kept
     undo: list[Callable[[], None]] = field(default_factory=list)  # what takes back a step that is void
@@ -85,6 +84,7 @@ class Coder:
     def set_method(self, method: Method) -> None:
         """Changes the method between two steps. Residuals stay, and are sent by the first step that keeps none."""
         self.method = method
+        self.last_norm = 0.0  # there may be many steps before one that needs it
         self._frames.clear()
         if isinstance(method, Sparse) and not method.accumulation and self.residuals:
             self.draining = True  # what is held back is sent first, as this method would drop it
@@ -208,7 +208,8 @@ class Coder:
             if self.draining:
                 self.residuals = {i: residual for i, residual in self.residuals.items() if bool(residual.any())}
         if self.squares and not self.is_void:
-            self.last_norm = math.sqrt(math.fsum(self.squares.values()))  # exact, so in whatever order buckets came
+            norm = math.sqrt(math.fsum(self.squares.values()))  # exact, so in whatever order buckets came
+            self.last_norm = min(norm, MOST_GROWTH * self.last_norm) if self.last_norm else norm
         self.squares.clear()
         self.next_residuals.clear()
         self.undo.clear()

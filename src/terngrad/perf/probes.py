@@ -5,7 +5,7 @@ from __future__ import annotations
 import statistics
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -21,6 +21,7 @@ NUM_PROBED = 2  # and ranks
 CACHE_BYTES = 1 << 24  # more than a core has to itself
 MOST_REPEATS = 30  # of a step,
 ENOUGH_S = 0.5  # if they do not take so long before
+BEGINNINGS = ("warmup_steps", "dense_every_steps", "dense_every_epochs")  # with which a method is not yet as usual
 
 Clock = Callable[[], float]
 Slowest = Callable[[float], float]  # of everyone's number the largest, when all have told theirs
@@ -98,14 +99,21 @@ def slowest_codecs(everyones: Sequence[dict[str, Codec]]) -> dict[str, Codec]:
     return max(everyones, key=lambda found: sum(codec.seconds(1 << 20) for codec in found.values()))
 
 
+def settled(method: Any) -> Any:
+    """As it is after its first steps."""
+    return replace(method, **{name: 0 for name in BEGINNINGS if hasattr(method, name)})
+
+
 def measure_codec(method: Method, sample: Tensor, largest: int, repeats: int = 3) -> Codec:
     """Lines through two sizes of bucket, which `sample`, a piece of a real gradient, is repeated to fill.
+
+    Of a method that has settled: in a warm-up messages are larger.
 
     `largest` is that of the model's largest bucket, in elements: what fits a cache is quicker than what does not.
     """
     most = min(max(largest, LEAST_PROBED), MOST_PROBED)
     sizes = (most // 16, most)
-    found = [_codec_seconds(method, sample, numel, repeats) for numel in sizes]
+    found = [_codec_seconds(settled(method), sample, numel, repeats) for numel in sizes]
     shards = (sizes[0] // NUM_PROBED, sizes[1] // NUM_PROBED)  # what is added up is a shard of a bucket
     times = {
         name: _line(shards if name == "add" else sizes, (found[0][0][name], found[1][0][name])) for name in found[0][0]

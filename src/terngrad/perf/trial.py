@@ -6,7 +6,6 @@ import gc
 import statistics
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import replace
 from typing import Any
 
 import torch
@@ -19,7 +18,7 @@ from terngrad.methods import Method
 from terngrad.perf.buckets import default_plan, largest_bucket
 from terngrad.perf.choice import PLAIN, PLAIN_FP16
 from terngrad.perf.diagnosis import Trial
-from terngrad.perf.probes import Codec, is_short, measure_codec, measure_profile, sample_of, slowest_codecs
+from terngrad.perf.probes import Codec, is_short, measure_codec, measure_profile, sample_of, settled, slowest_codecs
 from terngrad.perf.profile import Profile
 from terngrad.perf.wires import slowest_rank
 
@@ -27,7 +26,6 @@ DEPTH, WIDTH = 8, 256  # layers of a quarter of a megabyte each: DDP makes two b
 BATCH = 128
 SETTLING = 3  # steps: DDP arranges its buckets anew after the first
 REPEATS = 5  # or more
-BEGINNINGS = ("warmup_steps", "dense_every_steps", "dense_every_epochs")  # with which a method is not yet as usual
 
 Attach = Callable[..., Any]  # terngrad.attach
 
@@ -74,7 +72,7 @@ def _step_seconds(
         model.register_comm_hook(None, default_hooks.fp16_compress_hook)
     elif method is not None:
         optimizer = torch.optim.SGD(model.parameters(), lr=0.0)  # for those that want momentum; it has none
-        handle = attach(model, _settled(method), optimizer=optimizer, measure_every=0)
+        handle = attach(model, settled(method), optimizer=optimizer, measure_every=0)
 
     def step() -> float:
         model.zero_grad(set_to_none=True)
@@ -93,8 +91,3 @@ def _step_seconds(
         if handle is not None:
             handle.detach()
     return statistics.median(steps[1:])
-
-
-def _settled(method: Any) -> Any:
-    """As it is after its first steps."""
-    return replace(method, **{name: 0 for name in BEGINNINGS if hasattr(method, name)})
