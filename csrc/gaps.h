@@ -1,16 +1,19 @@
 // The gap code: increasing positions as adaptive Golomb-Rice codes of the gaps between them (docs/wire-formats.md).
 //
-// Both sides keep a running mean of the gaps and take from it the number k of low bits that are written as they are; the
-// rest of a gap is written in unary. Compiled once, without special instructions: it is bits, one after the other.
+// Both sides keep running means of the gaps, one for each length of the three gaps before, and take from them the number k
+// of low bits that are written as they are; the rest of a gap is written in unary. Compiled once, without special
+// instructions: it is bits, one after the other.
 #pragma once
 
+#include <algorithm>
 #include <cstddef>
 #include <cstdint>
 #include <cstring>
 
 namespace {
 
-constexpr int kMeanShift = 5;       // the mean moves by 1/32 of each new gap
+constexpr int kMeanShift = 5;       // a mean moves by 1/32 of each new gap
+constexpr int kContexts = 51;       // the digits of a sum of three gaps
 constexpr int kMaxLowBits = 32;     // with the quotient and its end, less than the 56 bits that go at once
 constexpr uint64_t kEscape = 16;    // quotients from here on are not written in unary
 constexpr size_t kMaxGapBytes = 8;  // escape and 48 bits
@@ -21,23 +24,31 @@ inline uint64_t low_bits(uint64_t x, int count) { return x & ((uint64_t(1) << co
 
 // What both sides know of the gaps so far; at first, what follows from `count` of `limit` positions.
 struct GapModel {
-  uint64_t scaled_mean;  // settles at 2^kMeanShift times mean plus one half, because the shift in update() rounds down
-  int raw_bits;          // of the largest gap there can be
+  // They settle at 2^kMeanShift times mean plus one half, because the shift in update() rounds down.
+  uint64_t scaled_means[kContexts];
+  uint64_t* scaled_mean = scaled_means;  // of the context that the gaps before are
+  uint64_t last = 0, last_two = 0;       // the gap before, and the sum of two
+  int raw_bits;                          // of the largest gap there can be
 
-  GapModel(uint64_t limit, uint64_t count)
-      : scaled_mean(((limit - count) << kMeanShift) / count), raw_bits(bit_length(limit - count)) {}
+  GapModel(uint64_t limit, uint64_t count) : raw_bits(bit_length(limit - count)) {
+    std::fill_n(scaled_means, kContexts, ((limit - count) << kMeanShift) / count);
+  }
+  GapModel(const GapModel&) = delete;  // scaled_mean points into it
 
   // The smallest k with 2^k above half of mean plus one half; for geometric gaps k and k + 1 cost the same at 0.481 of
   // it, and next to that point nearly so.
   int low() const {
-    const int k = bit_length(scaled_mean >> (kMeanShift + 1));
+    const int k = bit_length(*scaled_mean >> (kMeanShift + 1));
     return k < kMaxLowBits ? k : kMaxLowBits;
   }
 
   // A gap that was escaped counts as the smallest such, lest one outlier make the next hundred gaps dear.
   void update(uint64_t gap, int k) {
     const uint64_t most = kEscape << k;
-    scaled_mean += (gap < most ? gap : most) - (scaled_mean >> kMeanShift);
+    *scaled_mean += (gap < most ? gap : most) - (*scaled_mean >> kMeanShift);
+    scaled_mean = scaled_means + bit_length(last_two + gap);
+    last_two = last + gap;
+    last = gap;
   }
 };
 

@@ -143,8 +143,8 @@ def test_dense_messages_hold_the_gradient_in_its_type(dtype: str) -> None:
 def positions_of(stream: bytes, count: int, limit: int) -> list[int]:
     """Gap-coded positions, read from their description."""
     bits = [byte >> i & 1 for byte in stream for i in range(8)]
-    mean, escape_bits = 32 * (limit - count) // count, (limit - count).bit_length()
-    at, position, found = 0, -1, []
+    means, escape_bits = [32 * (limit - count) // count] * 51, (limit - count).bit_length()
+    at, position, gaps, found = 0, -1, [0, 0, 0], []
 
     def number(size: int) -> int:
         nonlocal at
@@ -152,13 +152,15 @@ def positions_of(stream: bytes, count: int, limit: int) -> list[int]:
         return sum(bit << i for i, bit in enumerate(bits[at - size : at]))
 
     for _ in range(count):
-        low = min((mean >> 6).bit_length(), 32)
+        context = sum(gaps[-3:]).bit_length()
+        low = min((means[context] >> 6).bit_length(), 32)
         quotient = 0
         while quotient < 16 and not number(1):
             quotient += 1
         gap = quotient << low | number(low) if quotient < 16 else number(escape_bits)
         position += gap + 1
-        mean += min(gap, 16 << low) - (mean >> 5)
+        means[context] += min(gap, 16 << low) - (means[context] >> 5)
+        gaps.append(gap)
         found.append(position)
     assert not any(bits[at:])
     return found

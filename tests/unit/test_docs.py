@@ -264,7 +264,7 @@ def test_worked_example_of_a_sums_message_holds(each_backend: str) -> None:
 
 
 def test_worked_example_of_gap_coded_indices_holds(each_backend: str) -> None:
-    rows = re.findall(r"^\| (\d+) \| (\d+) \| \d+ \| \d+ \| \d+ \| ([` 01]+) \|$", WIRE, re.MULTILINE)
+    rows = re.findall(r"^\| (\d+) \| (\d+) \| \d+ \| \d+ \| \d+ \| \d+ \| ([` 01]+) \|$", WIRE, re.MULTILINE)
     positions = np.array([int(position) for position, _, _ in rows])
     assert (np.diff(positions, prepend=-1) - 1).tolist() == [int(gap) for _, gap, _ in rows]
     bits = "".join(re.sub("[` ]", "", code) for _, _, code in rows)
