@@ -23,6 +23,7 @@ from terngrad.cli.reference import commands, fill
 from terngrad.cli.tables import print_figures
 from terngrad.errors import ConfigurationError
 from terngrad.lab import LabError
+from terngrad.perf.saved import Saved
 from terngrad.recipes import RECIPES, DataMissing
 from terngrad.train import MEANINGS, Outcome, TrainConfig, TrainingFailed, outcome_of, train_as_rank
 
@@ -293,6 +294,36 @@ def test_model_takes_a_step_that_the_doctor_saved_to_other_clusters(call: Call, 
         assert slow["step_s"] > here["step_s"] > quick["step_s"]
 
 
+def test_model_needs_a_link_for_what_was_measured_on_one_rank(call: Call, tmp_path: Path) -> None:
+    profile = saved(tmp_path / "alone.json", ranks=1)
+    code, _, err = call("model", "--profile", profile)
+    assert code == Outcome.MISUSED
+    assert "pass --link, such as --link 1gbit" in err
+    assert call("model", "--profile", profile, "--link", "1gbit", "--workers", "1,2")[0] == 0
+
+
+def test_what_might_be_an_error_in_a_slow_link_is_not_taken_to_another_as_what_a_bucket_costs(tmp_path: Path) -> None:
+    path = saved(tmp_path / "doctor.json")  # plain DDP waits 0.4 s for its link
+    assert set(Saved.read(path).overheads_elsewhere) >= {"ddp", "terngrad"}
+    found = json.loads(path.read_text())
+    found["trial"]["steps"]["ddp"] = 0.48
+    path.write_text(json.dumps(found))
+    assert Saved.read(path).overheads["ddp"] > 0
+    assert set(Saved.read(path).overheads_elsewhere) == {"terngrad"}
+
+
+@pytest.mark.parametrize(
+    ("text", "wrong"),
+    [(b"\xff\x00", "it is not JSON"), (b"{}", "it has no 'places'"), (b"[]", "its entries are not those of a profile")],
+)
+def test_a_file_that_is_no_profile_is_refused_in_words(call: Call, tmp_path: Path, text: bytes, wrong: str) -> None:
+    path = tmp_path / "profile.json"
+    path.write_bytes(text)
+    code, _, err = call("model", "--profile", path)
+    assert code == Outcome.MISUSED
+    assert wrong in err
+
+
 def test_model_of_the_paper_over_a_wide_area_link(call: Call) -> None:
     code, out, _ = call(
         "model", "--net", "vgg-a", "--link", "100mbit@30ms", "--workers", "8..4096", "--methods", "fp32,terngrad"
@@ -328,9 +359,11 @@ def test_model_with_parameter_servers(call: Call, tmp_path: Path, of: str) -> No
         (("--cluster", "moon"), "moon"),
         (("--methods", "tern"), "tern"),
         (("--figure", "x.png"), "ends in .svg"),
+        (("--figure", "nowhere/x.svg"), "there is no folder"),
+        (("--profile", "x.json", "--net", "vgg-a"), "--profile with --net"),
     ],
 )
-def test_model_refuses_what_it_does_not_know(call: Call, arguments: tuple[str, str], wrong: str) -> None:
+def test_model_refuses_what_it_does_not_know(call: Call, arguments: tuple[str, ...], wrong: str) -> None:
     code, _, err = call("model", *arguments)
     assert code == Outcome.MISUSED
     assert wrong in err

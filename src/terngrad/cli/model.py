@@ -36,12 +36,21 @@ from terngrad.report import write_chart
 from terngrad.train import split_methods
 
 MOST_WORKERS = 1 << 14
+USUAL_NET, USUAL_CLUSTER = "alexnet", "paper-ethernet"
+PAPER_NOTE = (
+    "fp32, fp16 and terngrad-paper are summed on their way by a collective that takes account of nodes, as in the "
+    "paper's model; other methods go as this package sends them, from every worker to every other one."
+)
 PAPER_METHODS = ["fp32", "fp16", "terngrad-paper", "terngrad", "sdagc"]
 
 
 def model(
-    net: Annotated[str, typer.Option(help=f"One of the paper's: {', '.join(paper.BATCH)}.")] = "alexnet",
-    cluster: Annotated[str, typer.Option(help=f"{' or '.join(paper.CLUSTERS)}.")] = "paper-ethernet",
+    net: Annotated[
+        str | None, typer.Option(help=f"One of the paper's: {', '.join(paper.BATCH)}; {USUAL_NET} if not given.")
+    ] = None,
+    cluster: Annotated[
+        str | None, typer.Option(help=f"{' or '.join(paper.CLUSTERS)}; {USUAL_CLUSTER} if not given.")
+    ] = None,
     profile: Annotated[
         Path | None,
         typer.Option(metavar="FILE", help="A step that `terngrad doctor --save` measured, instead of net and cluster."),
@@ -73,10 +82,16 @@ def model(
     """
     counts, between = parse_workers(workers), parse_link(link) if link else None
     names = split_methods(methods) if methods else None
+    if figure is not None:
+        options.check_folder("--figure", figure)
+    if profile and (net or cluster):
+        raise ConfigurationError(
+            f"--profile with {'--net' if net else '--cluster'}: a profile has a step and nodes of its own; pass one"
+        )
     if profile:
         source = _of_profile(profile, between, names, servers)
     else:
-        source = _of_paper(net, cluster, between, names, servers)
+        source = _of_paper(net or USUAL_NET, cluster or USUAL_CLUSTER, between, names, servers)
     rows = [row for name in source.names for row in _rows(source, name, counts)]
     if figure is not None:
         curves = {
@@ -87,7 +102,7 @@ def model(
     if json:
         options.write_json({"source": source.title, "points": rows, "figure": str(figure) if figure else None})
     else:
-        _print(rows, counts, source.names, f"{source.title}, {source.unit} a second and what bounds them")
+        _print(rows, counts, source, f"{source.title}, {source.unit} a second and what bounds them")
 
 
 @dataclass(frozen=True)
@@ -100,6 +115,7 @@ class _Source:
     names: list[str]
     least_workers: int  # from which on there is a link between nodes
     predict: Callable[[str, int], Prediction]  # a method's step on so many workers
+    note: str = ""
 
 
 def _of_paper(net: str, cluster: str, between: Link | None, names: list[str] | None, servers: int) -> _Source:
@@ -109,7 +125,9 @@ def _of_paper(net: str, cluster: str, between: Link | None, names: list[str] | N
         return paper.predict(cluster, net, parameters, name, count, between, servers)
 
     title = f"{net}, {cluster}" + (f" at {_text(between)}" if between else "") + _by(servers)
-    return _Source(title, "images", paper.BATCH.get(net, 1), names or PAPER_METHODS, paper.GPUS_OF_A_NODE + 1, predict)
+    note = "" if servers else PAPER_NOTE
+    names = names or PAPER_METHODS
+    return _Source(title, "images", paper.BATCH.get(net, 1), names, paper.GPUS_OF_A_NODE + 1, predict, note)
 
 
 def _of_profile(path: Path, between: Link | None, names: list[str] | None, servers: int) -> _Source:
@@ -117,6 +135,11 @@ def _of_profile(path: Path, between: Link | None, names: list[str] | None, serve
     saved = Saved.read(path)
     plan = default_plan(saved.profile)
     own = saved.cluster.between
+    if between is None and math.isinf(own.bytes_per_s):
+        raise ConfigurationError(
+            f"--profile {path}: it was measured on one rank, which has no link; pass --link, such as --link 1gbit"
+        )
+    overheads = saved.overheads_elsewhere if between else saved.overheads
     at = replace(between, cpu_s=own.cpu_s, busy_s=own.busy_s) if between else own
     known = ["fp32", *(() if servers else (PLAIN_FP16,)), *(spec for spec in saved.codecs if spec != "fp32")]
     unknown = [name for name in names or () if name not in known]
@@ -133,11 +156,11 @@ def _of_profile(path: Path, between: Link | None, names: list[str] | None, serve
         there = replace(saved.cluster, num_nodes=count // devices, devices=devices, between=at)
         if servers:
             codec = saved.codecs.get(name, Codec(Line(), Line(), Line()))
-            overhead_s = saved.overheads.get(name, saved.overheads.get(PLAIN, 0.0))
+            overhead_s = overheads.get(name, overheads.get(PLAIN, 0.0))
             sending = Served(from_spec(name), "", *codec.figures, overhead_s, num_servers=servers)
             return Prediction(saved.profile, plan, sending, there, saved.contention)
         codecs = {name: (from_spec(name), saved.codecs[name])} if name not in ("fp32", PLAIN_FP16) else {}
-        found = predict_all(saved.profile, there, codecs, saved.contention, saved.cast_s, saved.overheads)
+        found = predict_all(saved.profile, there, codecs, saved.contention, saved.cast_s, overheads)
         return found[PLAIN if name == "fp32" else name]
 
     return _Source(
@@ -217,7 +240,8 @@ def _figures(source: _Source, name: str, found: Prediction, base: Prediction) ->
     }
 
 
-def _print(rows: Sequence[dict[str, Any]], counts: Sequence[int], names: Sequence[str], title: str) -> None:
+def _print(rows: Sequence[dict[str, Any]], counts: Sequence[int], source: _Source, title: str) -> None:
+    names = source.names
     by_key = {(row["method"], row["workers"]): row for row in rows}
     table = Table(title=title, title_justify="left")
     table.add_column("workers", justify="right")
@@ -230,8 +254,10 @@ def _print(rows: Sequence[dict[str, Any]], counts: Sequence[int], names: Sequenc
             gain = f" {row['speedup']:.2f}x" if name != "fp32" else ""
             cells.append(f"{row['examples_per_s']:,.{0 if row['examples_per_s'] >= 10 else 2}f}{gain} {row['bound']}")
         table.add_row(f"{count:,}", *cells)
-    table.add_row("pays below", *(_pays(by_key[name, counts[-1]]) for name in names))
+    table.add_row(f"{counts[-1]:,}: pays below", *(_pays(by_key[name, counts[-1]]) for name in names))
     options.console().print(table)
+    if source.note:
+        options.console().print(source.note, highlight=False)
 
 
 def _pays(row: dict[str, Any]) -> str:

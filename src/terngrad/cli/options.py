@@ -10,6 +10,8 @@ from typing import Annotated, Any
 import typer
 from rich.console import Console
 
+from terngrad.errors import ConfigurationError
+
 Recipe = Annotated[str, typer.Argument(metavar="RECIPE", help="What to train; `terngrad recipes` lists them.")]
 Workers = Annotated[int | None, typer.Option(help="Processes that train; 2 if not given.")]
 Link = Annotated[
@@ -68,6 +70,12 @@ Timeout = Annotated[
 ]
 Tensorboard = Annotated[bool, typer.Option("--tensorboard", help="Also write TensorBoard logs, into the run's folder.")]
 Json = Annotated[bool, typer.Option("--json", help="Write the result to standard output as JSON, and nothing else.")]
+
+
+def check_folder(option: str, path: Path) -> None:
+    """Raises ConfigurationError unless there is a folder for the file that an option names."""
+    if not path.absolute().parent.is_dir():
+        raise ConfigurationError(f"{option} {str(path)!r}: there is no folder {path.absolute().parent}; make it first")
 
 
 def write_json(value: Any) -> None:
