@@ -14,8 +14,8 @@ RECIPES = {
     "transformer": ("gpt-wikitext2", "--optimizer", "sgd", "--lr", "0.3", "--momentum", "0.9"),
 }
 STEPS = {"LSTM": 1_000, "transformer": 400}
-LONG = {"LSTM, 4,000 steps": ("LSTM", 4_000)}  # fp32, and SDAGC with a threshold that rises, alone
-RISING = f"{grid.SDAGC.replace('2.5', '2.4')},warmup_threshold=1.8,warmup_steps=3000"
+AT_2 = {"at 2.0 sigma": (grid.SDAGC.replace("2.5", "2.0"), 1)}
+EPOCH = 4_000  # steps of the LSTM, with fp32 and with SDAGC alone, whose threshold rises
 
 BLOCKS = "terngrad:block=1024,codec=entropy"  # one scaler for all of an embedding is too few
 
@@ -23,14 +23,15 @@ BLOCKS = "terngrad:block=1024,codec=entropy"  # one scaler for all of an embeddi
 def arms(options: argparse.Namespace) -> list[grid.Arm]:
     found = []
     for label, recipe in RECIPES.items():
-        mine = grid.methods_of(label, recipe, STEPS[label], options)
+        mine = grid.methods_of(label, recipe, STEPS[label], options, AT_2)
         plain = mine[0]
         *common, _ = plain.arguments  # all but the method
         found += [*mine, grid.Arm(f"{label}, TernGrad in blocks", (*common, BLOCKS), plain.label, 1)]
-    for label, (short, steps) in LONG.items():
-        plain = grid.methods_of(label, RECIPES[short], steps, options)[0]
-        *common, _ = plain.arguments
-        found += [plain, grid.Arm(f"{label}, SDAGC from 1.8 to 2.4 sigma", (*common, RISING), plain.label)]
+    label = f"LSTM, {EPOCH:,} steps"
+    plain = grid.methods_of(label, RECIPES["LSTM"], EPOCH, options)[0]
+    *common, _ = plain.arguments
+    rising = f"{grid.SDAGC.replace('2.5', '2.2')},warmup_threshold=2.0,warmup_steps={grid.scaled(EPOCH, options)}"
+    found += [plain, grid.Arm(f"{label}, SDAGC from 2.0 to 2.2 sigma", (*common, rising), plain.label)]
     return found
 
 
