@@ -107,6 +107,70 @@ def test_a_rank_on_the_wrong_interface_is_named_before_anyone_waits_for_it(possi
     assert "Rank 1 cannot be reached" in found["verdict"]
 
 
+def given_an_interface(lab: Lab, host: int, name: str, address: str) -> None:
+    """A bridge that leads nowhere, as docker makes one."""
+    for command in (
+        ["link", "add", name, "type", "bridge"],
+        ["addr", "add", address, "dev", name],
+        ["link", "set", name, "up"],
+    ):
+        assert lab.start(host, ["ip", *command], stderr=subprocess.DEVNULL).wait(timeout=30) == 0
+
+
+def test_hosts_whose_bridges_have_one_address_are_told_so_before_anything_fails(possible: None) -> None:
+    with Lab(2) as lab:
+        for host in range(2):
+            given_an_interface(lab, host, "docker0", "172.17.0.1/16")
+        on_bridge = {"GLOO_SOCKET_IFNAME": "docker0"}
+        found, codes = examine(lab, [COMMAND, COMMAND], host0=on_bridge, host1=on_bridge)
+        one_is, one_codes = examine(lab, [COMMAND, COMMAND], host1=on_bridge)
+    assert codes == one_codes == [1, 1]
+    (finding,) = found["findings"]
+    assert (finding["what"], finding["ranks"], finding["fatal"]) == ("interface", [0, 1], True)
+    assert "have the same address, docker0 172.17.0.1" in finding["text"]
+    assert finding["text"].endswith("eth0")
+    assert "Ranks 0, 1 cannot be reached" in found["verdict"]
+    (finding,) = one_is["findings"]  # rank 0 finds its own host there, though rank 1 gets through to it
+    assert (finding["ranks"], finding["fatal"]) == ([1], True)
+    assert "cannot be reached by docker0 172.17.0.1 from rank 0 (Connection refused)" in finding["text"]
+
+
+def test_an_address_to_which_there_is_no_route_is_named_with_who_tried(possible: None) -> None:
+    with Lab(3) as lab:
+        given_an_interface(lab, 1, "private0", "10.51.0.1/24")
+        found, codes = examine(lab, [COMMAND] * 3, host1={"GLOO_SOCKET_IFNAME": "private0"})
+    assert codes == [1, 1, 1]
+    (finding,) = found["findings"]
+    assert (finding["what"], finding["ranks"], finding["fatal"]) == ("interface", [1], True)
+    assert "by private0 10.51.0.1 from ranks 0, 2 (Network is unreachable)" in finding["text"]
+    assert "an interface that other hosts reach (eth0)" in finding["text"]
+
+
+def test_a_rank_whose_packets_are_lost_holds_up_nobody_for_long(possible: None) -> None:
+    with Lab(2) as lab:
+        given_an_interface(lab, 1, "private0", "10.51.0.1/24")
+        hole = ["ip", "route", "add", "10.51.0.0/24", "via", "10.97.9.9", "onlink", "dev", "eth0"]
+        neighbour = ["ip", "neigh", "add", "10.97.9.9", "lladdr", "02:00:00:00:00:99", "dev", "eth0"]
+        assert [lab.start(0, command).wait(timeout=30) for command in (hole, neighbour)] == [0, 0]
+        found, codes = examine(lab, [COMMAND] * 2, host1={"GLOO_SOCKET_IFNAME": "private0"})
+    assert codes == [1, 1]
+    (finding,) = found["findings"]
+    assert "by private0 10.51.0.1 from rank 0 (no answer in 5 s)" in finding["text"]
+
+
+def test_ranks_that_reach_each_other_by_different_networks_are_told_which(possible: None) -> None:
+    with Lab(2) as lab:
+        given_an_interface(lab, 1, "private0", "10.51.0.1/24")
+        way = ["ip", "route", "add", "10.51.0.0/24", "via", lab.address(1)]
+        assert lab.start(0, way).wait(timeout=30) == 0
+        found, codes = examine(lab, [COMMAND] * 2, host1={"GLOO_SOCKET_IFNAME": "private0"})
+    assert codes == [0, 0]
+    (finding,) = [finding for finding in found["findings"] if finding["what"] == "interface"]
+    assert (finding["ranks"], finding["fatal"]) == ([0, 1], False)
+    assert "rank 0 on 10.97.0.0/16 (eth0), rank 1 on 10.51.0.0/24 (private0)" in finding["text"]
+    assert found["predictions"]
+
+
 def wires_of(rank: int, world_size: int, seconds: float) -> list[Wire]:
     return measure_wires(rank, world_size, torch.device("cpu"), seconds)
 

@@ -10,14 +10,18 @@ from typing import Any
 
 from terngrad.methods import from_spec
 from terngrad.perf import Gradient, Line, Link, ParameterInfo, Profile
-from terngrad.perf.diagnosis import Finding, Trial, cluster_of, contention_with, in_ddp, predict_all, verdict
+from terngrad.perf.diagnosis import Trial, cluster_of, contention_with, in_ddp, predict_all, verdict
 from terngrad.perf.doctor import Examination
+from terngrad.perf.findings import Finding
 from terngrad.perf.places import Place
 from terngrad.perf.probes import Codec, Speeds
 from terngrad.perf.wires import Wire
 
 LINK = Link(1e-4, 1e6)
-CODECS = {"terngrad": Codec(Line(1e-4, 1e-9), Line(1e-4, 1e-9), Line()), "fp16": Codec(Line(), Line(), Line())}
+CODECS = {
+    "terngrad": Codec(Line(1e-4, 1e-9), Line(1e-4, 1e-9), Line()),
+    "fp16": Codec(Line(1e-5, 1e-10), Line(1e-5, 1e-10), Line()),
+}
 
 
 def examination(numel: int = 100_000, ranks: int = 2, **changes: Any) -> Examination:

@@ -19,6 +19,7 @@ from examinations import examination, saved
 
 import terngrad
 from terngrad.cli import main
+from terngrad.cli.own_model import load_own_model
 from terngrad.cli.reference import commands, fill
 from terngrad.cli.tables import print_figures
 from terngrad.errors import ConfigurationError
@@ -377,6 +378,8 @@ def test_doctor_alone_looks_at_this_machine_and_a_model(call: Call, tmp_path: Pa
     code, out, _ = call("doctor", "--methods", "terngrad", "--save", kept)
     assert code == 0
     assert "One rank: there is nothing to send" in out
+    assert re.search(r"step without communication: \S+ ms \(forward \S+, backward \S+, update \S+\); 8 gradients", out)
+    assert re.search(r"│ terngrad +│ +[\d.]+ │ +[\d.]+ │ +(19|20)\.\d │", out)
     found = json.loads(kept.read_text())
     assert len(found["profile"]["gradients"]) == 8
     assert (found["wires"], found["predictions"]) == ([], [])
@@ -396,7 +399,21 @@ def test_doctor_takes_a_model_of_the_users_own(call: Call, tmp_path: Path, monke
         "    return torch.nn.Linear(3, 2), torch.nn.functional.mse_loss, torch.ones(4, 3)\n"
         "def broken():\n"
         "    return 1 / 0\n"
+        "def with_loss(loss, width=3):\n"
+        "    return torch.nn.Linear(3, 2), loss, (torch.ones(4, width), torch.zeros(4, 2))\n"
+        "def vector():\n"
+        "    return with_loss(lambda outputs, targets: outputs.sum(1))\n"
+        "def number():\n"
+        "    return with_loss(lambda outputs, targets: outputs.sum().item())\n"
+        "def detached():\n"
+        "    return with_loss(lambda outputs, targets: outputs.sum().detach())\n"
+        "def elsewhere():\n"
+        "    return with_loss(lambda outputs, targets: torch.ones(1, requires_grad=True))\n"
+        "def unfit():\n"
+        "    return with_loss(torch.nn.functional.mse_loss, width=5)\n"
     )
+    (tmp_path / "my_bad_code.py").write_text("def make(:\n")
+    (tmp_path / "my_raising_code.py").write_text("import math\nmath.sqrt(-1)\n")
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "path", [*sys.path])
     code, out, _ = call("doctor", "--model", "my_own_code:make", "--methods", "fp16", "--json")
@@ -408,12 +425,22 @@ def test_doctor_takes_a_model_of_the_users_own(call: Call, tmp_path: Path, monke
         "my_own_code:frozen": "no parameter of the model wants a gradient",
         "my_own_code:alone": "the batch is Tensor",
         "my_own_code": "pass MODULE:FUNCTION",
+        "my_own_code:torch": "has a module, not a function, 'torch'",
+        "my_own_code:broken": "broken() failed: ZeroDivisionError: division by zero (my_own_code.py:12)",
+        "my_own_code:vector": "its shape is (4,); take its mean() or sum()",
+        "my_own_code:number": "but it is float",
+        "my_own_code:detached": "but it has no gradient",
+        "my_own_code:elsewhere": "after backward none of them has a gradient",
+        "my_own_code:unfit": "forward or the loss failed: RuntimeError: mat1 and mat2",
+        "my_bad_code:make": "SyntaxError: invalid syntax (my_bad_code.py, line 1)",
+        "my_raising_code:make": "ValueError: math domain error (my_raising_code.py:2)",
     }
     for name, text in wrong.items():
         code, _, err = call("doctor", "--model", name)
-        assert (code, text in err) == (Outcome.MISUSED, True), name
-    code, _, err = call("doctor", "--model", "my_own_code:broken")
-    assert (code, "ZeroDivisionError" in err) == (Outcome.FAILED, True)  # the user's own error, as it is
+        assert (code, text in err, err.count("\n")) == (Outcome.MISUSED, True, 1), (name, err)
+    with pytest.raises(ConfigurationError) as raised:
+        load_own_model("my_own_code:broken")
+    assert isinstance(raised.value.__cause__, ZeroDivisionError)
     code, _, err = call("doctor", "--model", "no_such_code:make")
     assert (code, "No module named 'no_such_code'" in err) == (Outcome.MISUSED, True)
     code, _, err = call("doctor", "--save", tmp_path / "no" / "such.json")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 from dataclasses import replace
 from itertools import count, permutations
@@ -9,25 +10,34 @@ from itertools import count, permutations
 import pytest
 import torch
 from torch import nn
+from torch.distributed import HashStore
 
 import terngrad as tg
 from terngrad.methods import ParameterInfo
-from terngrad.perf import Cluster, Gradient, Line, Link, Profile
+from terngrad.perf import Cluster, Gradient, Line, Link, Profile, doctor
 from terngrad.perf.buckets import default_plan
 from terngrad.perf.diagnosis import (
     Trial,
     cluster_of,
+    codec_rates,
     in_bits,
     in_ddp,
-    odd_settings,
     predict_all,
-    slow_hosts,
-    slow_links,
-    unreachable,
+    step_parts,
     verdict,
 )
+from terngrad.perf.findings import (
+    mixed_networks,
+    odd_settings,
+    slow_hosts,
+    slow_links,
+    slow_threads,
+    unreachable,
+    unreached,
+)
 from terngrad.perf.places import Place, find_place
-from terngrad.perf.probes import Codec, Speeds, is_short, measure_codec, measure_profile, sample_of
+from terngrad.perf.probes import Codec, Speeds, is_short, measure_codec, measure_profile, measure_single, sample_of
+from terngrad.perf.reach import Miss
 from terngrad.perf.wires import Wire, pairs_of
 
 FREE = Codec(Line(), Line(), Line(), 1.0)
@@ -73,7 +83,67 @@ def test_addresses_that_hosts_share_do_not_make_them_one() -> None:
 def test_an_interface_that_is_not_there_is_named_with_those_that_are() -> None:
     (found,) = unreachable([place(0), place(1, interface="ens3", address="")])
     assert found.fatal
-    assert "rank 1 on node1 has no interface ens3, only lo, eth0" in found.text
+    assert "rank 1 on node1 has no interface ens3, only eth0; set GLOO_SOCKET_IFNAME to one of these" in found.text
+    (alone,) = unreachable([place(0, interface="ens3", address="", interfaces={"lo": "127.0.0.1"})])
+    assert "no interface ens3, and none but loopback; give it one" in alone.text
+
+
+def docker(rank: int, **changes: object) -> Place:
+    """On the bridge that has the same address on every host."""
+    interfaces = {"lo": "127.0.0.1", "eth0": f"10.0.0.{rank + 1}", "docker0": "172.17.0.1"}
+    on_bridge = {"interface": "docker0", "address": "172.17.0.1", "interfaces": interfaces}
+    masks = {"lo": "255.0.0.0", "eth0": "255.255.255.0", "docker0": "255.255.0.0"}
+    return place(rank, **{**on_bridge, "masks": masks, **changes})
+
+
+def test_one_address_on_several_hosts_is_found_without_connecting() -> None:
+    (found,) = unreachable([docker(0), place(1), docker(2)])
+    assert (found.what, found.ranks, found.fatal) == ("interface", (0, 2), True)
+    assert "ranks 0, 2 on different hosts (node0, node2) have the same address, docker0 172.17.0.1" in found.text
+    assert found.text.endswith("an address of its own: eth0")
+    same_host = [docker(rank, interfaces=docker(0).interfaces) for rank in range(2)]
+    assert unreachable(same_host) == []
+
+
+def test_a_rank_that_was_not_reached_is_named_with_who_tried_and_what_to_do() -> None:
+    misses = [Miss(0, 1, "No route to host"), Miss(2, 1, "Connection refused"), Miss(3, 1, "No route to host")]
+    (found,) = unreached([docker(rank) for rank in range(4)], misses)
+    assert (found.what, found.ranks, found.fatal) == ("interface", (1,), True)
+    assert "rank 1 on node1 cannot be reached by docker0 172.17.0.1 from rank 2 (Connection refused)" in found.text
+    assert "from ranks 0, 3 (No route to host)" in found.text
+    assert "set GLOO_SOCKET_IFNAME there to an interface that other hosts reach (eth0)" in found.text
+    (alone,) = unreached([place(0), place(1)], [Miss(1, 0, "no answer in 5 s")])
+    assert "there is no other interface to use: look for a firewall" in alone.text
+    assert unreached([place(0), place(1)], []) == []
+
+
+def test_ranks_on_networks_that_do_not_belong_together_are_told_apart() -> None:
+    usual = {"interface": "eth0"}
+    (found,) = mixed_networks([docker(0, **usual, address="10.0.0.1"), docker(1), docker(2)])
+    assert (found.what, found.ranks, found.fatal) == ("interface", (0, 1, 2), False)
+    assert "rank 0 on 10.0.0.0/24 (eth0), ranks 1, 2 on 172.17.0.0/16 (docker0)" in found.text
+    assert mixed_networks([docker(rank, **usual, address=f"10.0.0.{rank + 1}") for rank in range(3)]) == []
+    assert mixed_networks([place(rank) for rank in range(3)]) == []  # of older files networks are not known
+
+
+def test_networks_that_routers_connect_are_no_finding_unless_ranks_could_share_one() -> None:
+    masks = {"lo": "255.0.0.0", "eth0": "255.255.255.0", "eth1": "255.255.255.0"}
+    routed = [
+        place(rank, address=f"10.0.{rank}.1", interfaces={"eth0": f"10.0.{rank}.1"}, masks=masks) for rank in range(3)
+    ]
+    assert mixed_networks(routed) == []
+    both = {"eth0": "10.0.7.1", "eth1": "10.0.0.9"}
+    assert mixed_networks([*routed[:2], place(2, address="10.0.7.1", interfaces=both, masks=masks)])
+
+
+def test_ranks_of_a_node_may_have_an_interface_each() -> None:
+    masks = {"eth0": "255.255.255.0", "eth1": "255.255.255.0"}
+    ranks = []
+    for rank in range(4):
+        interfaces = {name: f"10.0.{number}.{1 + rank // 2}" for number, name in enumerate(masks)}
+        name = f"eth{rank % 2}"
+        ranks.append(place(rank, interface=name, address=interfaces[name], interfaces=interfaces, masks=masks))
+    assert mixed_networks(ranks) == []
 
 
 def test_namespaces_that_share_a_name_are_told_apart_by_their_addresses() -> None:
@@ -99,6 +169,27 @@ def test_ranks_of_one_machine_share_its_cores() -> None:
     assert "2 threads each, and 1 cores; set OMP_NUM_THREADS=1" in found.text
     pinned = [place(rank, host="one", cores=(rank,), threads=1) for rank in range(4)]
     assert odd_settings(pinned) == []
+    elsewhere = [*ranks, place(4, host="two", threads=9)]
+    assert [finding.ranks for finding in odd_settings(elsewhere)] == [(0, 1, 2, 3), (4,)]
+
+
+def test_more_ranks_than_cores_is_not_blamed_on_threads() -> None:
+    ranks = [place(rank, host="one", cores=(0, 1), threads=1) for rank in range(3)]
+    (found,) = odd_settings(ranks)
+    assert (found.what, found.ranks) == ("threads", (0, 1, 2))
+    assert "more ranks than cores on one, 0.667 cores for each" in found.text
+    assert "computing takes 1.5 times as long or longer; start fewer ranks there" in found.text
+    assert "OMP_NUM_THREADS" not in found.text
+    (found,) = odd_settings([replace(one, threads=2) for one in ranks])
+    assert found.text.endswith("set OMP_NUM_THREADS=1, and start fewer ranks there")
+
+
+def test_threads_that_make_a_rank_slower_are_named() -> None:
+    speeds = [Speeds(1e10, 0.34, single_s=0.004), Speeds(1e10, 0.004, single_s=0.007), Speeds(1e10, 0.004)]
+    (found,) = slow_threads([place(rank) for rank in range(3)], speeds)
+    assert (found.what, found.ranks) == ("threads", (0,))
+    assert "computes 85.0 times slower with its 2 threads than with one" in found.text
+    assert slow_threads([place(0, threads=1)], speeds[:1]) == []
 
 
 @pytest.mark.parametrize("slow", [Speeds(1e10, 0.02), Speeds(5e9, 0.01)])
@@ -108,6 +199,52 @@ def test_a_slow_host_is_named(slow: Speeds) -> None:
     assert found.ranks == (1,)
     assert "rank 1 on node1 (10.0.0.2) is 2.0 times slower" in found.text
     assert slow_hosts([place(0), place(1)], [usual, Speeds(0.9e10, 0.0101)]) == []
+
+
+def test_of_two_ranks_the_slower_one_is_compared_with_the_quicker() -> None:
+    (found,) = slow_hosts([place(0), place(1)], [Speeds(1e10, 0.01), Speeds(1e10, 0.014)])
+    assert found.ranks == (1,)
+    assert "1.4 times slower than the other" in found.text
+
+
+def test_ranks_that_take_turns_on_a_core_are_not_called_slow_hosts() -> None:
+    sharing = [place(rank, host="one", cores=(0, 1), threads=1) for rank in range(3)]
+    speeds = [Speeds(1e10, 0.01), Speeds(1e10, 0.03), Speeds(1e10, 0.01)]
+    assert slow_hosts(sharing, speeds) == []
+    alone = [replace(one, cores=(rank,)) for rank, one in enumerate(sharing)]
+    assert [finding.ranks for finding in slow_hosts(alone, speeds)] == [(1,)]
+
+
+def looks_at(monkeypatch: pytest.MonkeyPatch, looks: list[list[Speeds]]) -> tuple[list[Speeds], int]:
+    """What comes of such looks at three ranks' speeds, and how many there were."""
+    told = iter(looks)
+    monkeypatch.setattr(doctor, "measure_speeds", lambda: Speeds(1.0, 1.0))
+    monkeypatch.setattr(doctor, "PAUSE_S", 0.0)
+    found = doctor.look_at_speeds([place(rank) for rank in range(3)], lambda mine: next(told))
+    return found, len(looks) - len(list(told))
+
+
+def test_a_rank_is_called_slow_only_if_no_look_finds_all_alike(monkeypatch: pytest.MonkeyPatch) -> None:
+    usual, slow, copies = Speeds(1e10, 0.01), Speeds(1e10, 0.03), Speeds(2e9, 0.008)
+    assert looks_at(monkeypatch, [[usual] * 3]) == ([usual] * 3, 1)
+    found, count = looks_at(monkeypatch, [[usual, slow, usual], [usual, copies, usual], [slow] * 3])
+    assert (found[1], count) == (Speeds(1e10, 0.008), 2)
+    lucky = [Speeds(3e10, 0.01), usual, Speeds(3e10, 0.01)]  # by their bests the second would seem slow
+    assert looks_at(monkeypatch, [lucky, [usual] * 3, [slow] * 3]) == ([usual] * 3, 2)
+    found, count = looks_at(monkeypatch, [[usual, slow, usual]] * doctor.MOST_LOOKS)
+    assert (found, count) == ([usual, slow, usual], doctor.MOST_LOOKS)
+
+
+def test_a_group_that_cannot_be_made_is_an_error_in_words(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: object, **__: object) -> None:
+        raise RuntimeError("connectFullMesh failed")
+
+    monkeypatch.setattr(doctor, "_meet", HashStore)
+    monkeypatch.setattr(doctor, "tell_all", lambda *_: [place(0), place(1)])
+    monkeypatch.setattr(doctor, "find_misses", lambda *_: [])
+    monkeypatch.setattr("torch.distributed.init_process_group", refuse)
+    with pytest.raises(tg.ExchangeError, match=r"rank 1 could not connect to all of 2 ranks.*connectFullMesh failed"):
+        doctor.examine(1, 2, {}, lambda _: pytest.fail("there is no one to look with"), tg.attach)
 
 
 def test_a_slow_link_is_named_by_the_rank_that_has_it_and_not_by_those_it_slows_down() -> None:
@@ -175,6 +312,45 @@ def test_on_a_fast_link_it_says_not_to_compress() -> None:
     fast = Cluster(2, Link.of(1e11, 1e-6))
     text = verdict(predict_all(profile_of(1 << 20, 1.0), fast, {"terngrad": (tg.TernGrad(), FREE)}, 1.0))
     assert "Do not compress" in text
+
+
+SLOW = Cluster(2, Link.of(1e8))
+SPARSE, TERNARY = {"sdagc": (tg.from_spec("sdagc"), FREE)}, {"terngrad": (tg.TernGrad(), FREE)}
+
+
+def test_sparse_methods_are_named_beside_what_loses_less() -> None:
+    found = predict_all(profile_of(1 << 20, 0.01), SLOW, {**TERNARY, **SPARSE}, 1.0)
+    quicker = min(found["sdagc"].step_s, found["terngrad"].step_s) == found["sdagc"].step_s
+    assert quicker  # else there is nothing to say of it
+    text = verdict(found)
+    assert "Use terngrad: " in text
+    assert "; with sparse gradients, which need SGD, sdagc: " in text
+    assert text.count("times as fast") == 2
+
+
+def test_where_only_sparse_methods_pay_that_is_said() -> None:
+    found = predict_all(profile_of(1 << 20, 0.01), SLOW, SPARSE, 1.0)
+    text = verdict({name: one for name, one in found.items() if name != "ddp-fp16"})
+    assert "Only sparse methods would make it much shorter: with sparse gradients, which need SGD, sdagc: " in text
+
+
+def test_of_a_step_it_tells_when_gradients_are_ready() -> None:
+    numels = {0.001: 10, 0.002: 50, 0.004: 60}
+    gradients = tuple(Gradient(ParameterInfo(str(n), n, False), moment) for moment, n in numels.items())
+    parts = step_parts(Profile(0.003, gradients, 0.0005))
+    assert (parts["gradients"], parts["numel"]) == (3, 120)
+    assert (parts["first_ready_s"], parts["half_ready_s"], parts["backward_s"]) == (0.001, 0.002, 0.004)
+    assert (parts["forward_s"], parts["update_s"]) == (0.003, 0.0005)
+
+
+def test_rates_of_codecs_are_of_the_fp32_gradient() -> None:
+    codecs = {"fp16": Codec(Line(0.0, 1e-9), Line(0.0, 5e-10), Line()), "terngrad": replace(FREE, size_ratio=0.5)}
+    half, ternary = codec_rates(codecs, profile_of(1 << 20, 0.01))
+    assert (half["method"], half["encode_bytes_per_s"]) == ("fp16", pytest.approx(4e9))
+    assert half["decode_bytes_per_s"] == pytest.approx(8e9)
+    assert half["ratio"] == pytest.approx(2, rel=1e-3)
+    assert ternary["encode_bytes_per_s"] is None  # too quick to be measured
+    assert ternary["ratio"] == pytest.approx(2 * 32 * 5 / 8, rel=1e-2)  # five trits a byte, and half of that
 
 
 def test_codes_without_a_shared_scaler_go_by_all_gather_alone() -> None:
@@ -262,6 +438,16 @@ def test_a_step_is_as_long_as_the_slowest_ranks() -> None:
     assert (found.forward_s, found.backward_s, found.update_s) == (2.5, 5.0, 2.5)
 
 
+def test_measuring_with_one_thread_leaves_as_many_as_there_were() -> None:
+    before = torch.get_num_threads()
+    torch.set_num_threads(2)
+    try:
+        assert measure_single(repeats=1) > 0
+        assert torch.get_num_threads() == 2
+    finally:
+        torch.set_num_threads(before)
+
+
 def test_short_steps_are_repeated_more_often() -> None:
     assert is_short([9.0] * 5, repeats=5)
     assert not is_short([9.0] * 6, repeats=5)  # the first does not count
@@ -309,6 +495,8 @@ def test_a_place_says_where_this_process_is(monkeypatch: pytest.MonkeyPatch) -> 
     assert (found.rank, found.interface, found.address, found.is_loopback) == (3, "lo", "127.0.0.1", True)
     assert found.settings["OMP_NUM_THREADS"] == "1"
     assert len(found.cores) >= 1
+    assert found.network == "127.0.0.0/8"
+    assert Place.read(json.loads(json.dumps(found.describe()))) == found
     monkeypatch.setenv("GLOO_SOCKET_IFNAME", "nothing0")
     assert (find_place(0).interface, find_place(0).address) == ("nothing0", "")
     monkeypatch.delenv("GLOO_SOCKET_IFNAME")

@@ -17,6 +17,10 @@ def test_the_page_has_the_verdict_the_findings_the_predictions_and_all_ranks(tmp
     first = [row[0] for row in page.rows]
     for row in found["predictions"]:
         assert row["method"] in first
+    shown = [row for row in page.rows if row[1:2] and row[1].endswith("GB/s") and len(row) == 4]
+    assert [row[0] for row in shown] == [rate["method"] for rate in found["rates"]]
+    assert ["half of the gradient ready, in backward", "20.0 ms"] in page.rows
+    assert "1 gradient, 100,000 numbers" in page.text
     assert {"slow-host", "0 to 1", "2 to 1", "0", "1", "2"} <= set(first)
     assert "&lt;b&gt;is&lt;/b&gt;" in page.text
     assert "http://" not in page.text.replace("http://www.w3.org", "")

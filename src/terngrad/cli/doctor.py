@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import importlib
 import json as json_format
 import os
-import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import torch
 import typer
@@ -18,10 +16,12 @@ from torch import Tensor, nn
 
 import terngrad as tg
 from terngrad.cli import options
+from terngrad.cli.own_model import load_own_model
 from terngrad.errors import ConfigurationError
-from terngrad.perf.diagnosis import described, in_bits
+from terngrad.perf.diagnosis import codec_rates, described, in_bits, step_parts
 from terngrad.perf.doctor import Examination, examine
 from terngrad.perf.probes import measure_profile, sample_of
+from terngrad.perf.profile import Profile
 from terngrad.recipes import RECIPES
 from terngrad.report import write_examination
 from terngrad.train import Outcome, make_optimizer, split_methods
@@ -55,12 +55,12 @@ def doctor(
     """
     rank, world_size = int(os.environ.get("RANK", "0")), int(os.environ.get("WORLD_SIZE", "1"))
     for option, path in (("--save", save), ("--html", html)):
-        if path is not None and not path.absolute().parent.is_dir():
-            raise ConfigurationError(
-                f"{option} {str(path)!r}: there is no folder {path.absolute().parent}; make it first"
-            )
+        if path is not None:
+            options.check_folder(option, path)
     specs = split_methods(methods)
-    module, loss_of, optimizer = _own_model(model) if model else _recipe(recipe, data, batch, rank, world_size)
+    module, loss_of, optimizer = (
+        (*load_own_model(model), None) if model else _recipe(recipe, data, batch, rank, world_size)
+    )
     found = examine(
         rank,
         world_size,
@@ -97,46 +97,47 @@ def _recipe(
     return module, lambda: task.loss(module(inputs), targets), optimizer
 
 
-def _own_model(name: str) -> tuple[nn.Module, Callable[[], Tensor], torch.optim.Optimizer | None]:
-    module_name, colon, function_name = name.partition(":")
-    if not (module_name and colon and function_name):
-        raise ConfigurationError(f"--model {name!r}: pass MODULE:FUNCTION, such as my_code:make")
-    sys.path.insert(0, str(Path.cwd()))
-    try:
-        function = getattr(importlib.import_module(module_name), function_name)
-    except (ImportError, AttributeError) as error:
-        raise ConfigurationError(f"--model {name!r}: {error}; MODULE must be one that can be imported here") from error
-    made = function()
-    wanted = "it must return a model, a loss of outputs and targets, and a batch, a pair of inputs and targets"
-    if not isinstance(made, (tuple, list)) or len(made) != 3:
-        raise ConfigurationError(f"--model {name!r}: {wanted}, but gave {type(made).__name__}")
-    module, loss, batch = made
-    if not isinstance(module, nn.Module) or not callable(loss):
-        kinds = f"{type(module).__name__} and {type(loss).__name__}"
-        raise ConfigurationError(f"--model {name!r}: {wanted}, but model and loss are {kinds}")
-    if not isinstance(batch, (tuple, list)) or len(batch) != 2:
-        raise ConfigurationError(f"--model {name!r}: {wanted}, but the batch is {type(batch).__name__}")
-    if not any(parameter.requires_grad for parameter in module.parameters()):
-        raise ConfigurationError(f"--model {name!r}: {wanted}, but no parameter of the model wants a gradient")
-    inputs, targets = batch
-    return module, lambda: loss(module(inputs), targets), None
-
-
 def _print(found: Examination) -> None:
     console = options.console()
     for line in _lines(found):
-        console.print(line, highlight=False, markup=False)
+        console.print(line, highlight=False, markup=False, soft_wrap=True)
+    if found.profile is not None and found.codecs:
+        console.print(_codecs(codec_rates(found.codecs, found.profile)))
     if found.predictions:
-        table = Table(title="predicted, quickest first", title_justify="left")
-        for heading in ("method", "ms a step", "exposed", "MB sent", "bound by", "exchange"):
-            table.add_column(heading, justify="left" if heading in ("method", "bound by", "exchange") else "right")
-        for row in described(found.predictions):
-            table.add_row(
-                row["method"], f"{1e3 * row['step_s']:,.1f}", f"{1e3 * row['exposed_s']:,.1f}",
-                f"{row['bytes_sent'] / 1e6:,.3f}", row["bound"], row["exchange"],
-            )  # fmt: skip
-        console.print(table)
-    console.print(found.verdict, highlight=False, markup=False)
+        console.print(_predictions(described(found.predictions)))
+    console.print(found.verdict, highlight=False, markup=False, soft_wrap=True)
+
+
+def _codecs(rates: Sequence[Mapping[str, Any]]) -> Table:
+    table = _table(
+        "codecs, on gradients of this model", ("method", "encode, GB/s of fp32", "decode, GB/s", "fp32 to message")
+    )
+    for row in rates:
+        speeds = [_in_gb(row[f"{does}_bytes_per_s"]) for does in ("encode", "decode")]
+        table.add_row(row["method"], *speeds, f"{row['ratio']:.1f}")
+    return table
+
+
+def _in_gb(bytes_per_s: float | None) -> str:
+    return "" if bytes_per_s is None else f"{bytes_per_s / 1e9:.3g}"
+
+
+def _predictions(rows: Sequence[Mapping[str, Any]]) -> Table:
+    table = _table("predicted, quickest first", ("method", "ms a step", "exposed", "MB sent", "bound by", "exchange"))
+    for row in rows:
+        table.add_row(
+            row["method"], f"{1e3 * row['step_s']:,.1f}", f"{1e3 * row['exposed_s']:,.1f}",
+            f"{row['bytes_sent'] / 1e6:,.3f}", row["bound"], row["exchange"],
+        )  # fmt: skip
+    return table
+
+
+def _table(title: str, headings: Sequence[str]) -> Table:
+    """Words to the left, numbers to the right."""
+    table = Table(title=title, title_justify="left")
+    for heading in headings:
+        table.add_column(heading, justify="left" if heading in ("method", "bound by", "exchange") else "right")
+    return table
 
 
 def _lines(found: Examination) -> Sequence[str]:
@@ -153,8 +154,18 @@ def _lines(found: Examination) -> Sequence[str]:
         for wire in found.wires
     ]
     if found.profile is not None:
-        lines.append(
-            f"step without communication: {1e3 * found.profile.compute_s:,.1f} ms, {found.profile.numel:,} parameters"
-        )
+        lines.append(_step(found.profile))
     lines += [f"{finding.what}: {finding.text}" for finding in found.findings] or ["nothing wrong was found"]
     return lines
+
+
+def _step(profile: Profile) -> str:
+    parts = step_parts(profile)
+    forward, backward, update, first, half = (
+        f"{1e3 * parts[name]:,.2f}" for name in ("forward_s", "backward_s", "update_s", "first_ready_s", "half_ready_s")
+    )
+    return (
+        f"step without communication: {1e3 * profile.compute_s:,.2f} ms (forward {forward}, backward {backward}, "
+        f"update {update}); {parts['gradients']} gradients of {parts['numel']:,} numbers, the first ready after "
+        f"{first} ms of backward, half of the numbers after {half}"
+    )

@@ -1,85 +1,37 @@
-"""What measurements mean: what is wrong with a cluster, what each method would take on it, and what to do."""
+"""What measurements mean: what each method would take on a cluster, and which to use."""
 
 from __future__ import annotations
 
 import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
+from itertools import accumulate
 from types import MappingProxyType
 from typing import Any
 
-from terngrad.methods import Method
-from terngrad.perf.buckets import default_plan
-from terngrad.perf.choice import PLAIN, PLAIN_FP16, WORTH_IT, predict_methods
+from terngrad.methods import Method, ParameterInfo, from_spec
+from terngrad.perf.buckets import default_plan, largest_bucket
+from terngrad.perf.choice import (
+    LOSSLESS,
+    PLAIN,
+    PLAIN_FP16,
+    SPARSE,
+    UNBIASED,
+    WORTH_IT,
+    Estimate,
+    choose,
+    level_of,
+    predict_methods,
+)
 from terngrad.perf.network import HERE, Cluster, Link
 from terngrad.perf.places import Place
-from terngrad.perf.probes import Codec, Speeds
-from terngrad.perf.profile import Profile
-from terngrad.perf.step import AllReduce, Line, Prediction
+from terngrad.perf.probes import NUM_PROBED, Codec, Speeds, probed_numel, settled
+from terngrad.perf.profile import VALUE_BYTES, Profile
+from terngrad.perf.step import AllReduce, Coded, Line, Prediction, Sending, message_sizes
 from terngrad.perf.wires import Wire
 
-SLOW_HOST = 1.3  # times the median rank: as slow as that it holds all others up
-SLOW_LINK = 0.5  # of the median rank's rate
 SHARED_CORE = 2.0  # contention, where the lane and backward have one core
 OWN_CORES = 1.2  # and where they have more, but the same memory
-
-_HARMFUL = {
-    ("TORCH_DISTRIBUTED_DEBUG", "DETAIL"): "every collective is checked against all other ranks",
-    ("CUDA_LAUNCH_BLOCKING", "1"): "every kernel is waited for, so that nothing overlaps",
-    ("NCCL_IB_DISABLE", "1"): "InfiniBand is not used",
-    ("NCCL_P2P_DISABLE", "1"): "devices of a node talk through the host",
-    ("NCCL_SHM_DISABLE", "1"): "processes of a node talk through sockets",
-    ("NCCL_DEBUG", "TRACE"): "NCCL writes a line for everything it does",
-}
-
-
-@dataclass(frozen=True)
-class Finding:
-    """Something that is not as it should be."""
-
-    what: str  # a word for programs
-    text: str  # what it is, and what to do
-    ranks: tuple[int, ...]
-    fatal: bool = False  # nothing works like that
-
-
-# What is wrong
-
-
-def unreachable(places: Sequence[Place]) -> list[Finding]:
-    """Ranks that others cannot reach: there is no use in trying to connect."""
-    found = []
-    for place in places:
-        others = [name for name, address in place.interfaces.items() if not address.startswith("127.")]
-        there = f"rank {place.rank} on {place.host}"
-        if not place.address:
-            names = ", ".join(place.interfaces)
-            text = f"{there} has no interface {place.interface}, only {names}; set GLOO_SOCKET_IFNAME to one of these"
-            found.append(Finding("interface", text, (place.rank,), fatal=True))
-        elif place.is_loopback and any(other.node != place.node for other in places):
-            name = others[0] if others else "NAME, once it has an interface that others reach"
-            text = (
-                f"{there} is reached by {place.interface or 'loopback'} ({place.address}), which no other host can; "
-                f"set GLOO_SOCKET_IFNAME={name} there"
-            )
-            found.append(Finding("interface", text, (place.rank,), fatal=True))
-    return found
-
-
-def odd_settings(places: Sequence[Place]) -> list[Finding]:
-    found = []
-    for (name, value), why in _HARMFUL.items():
-        ranks = tuple(place.rank for place in places if place.settings.get(name, "").upper() == value)
-        if ranks:
-            found.append(Finding("setting", f"{name}={value} on {_ranks(ranks)}: {why}; unset it", ranks))
-    crowded = [place.rank for place in places if place.threads > cores_for(place, places)]
-    if crowded:
-        first = places[crowded[0]]
-        own = cores_for(first, places)
-        few = f"set OMP_NUM_THREADS={max(1, int(own))} or less"
-        text = f"{_ranks(crowded)}: {first.threads} threads each, and {own:.3g} cores; {few}"
-        found.append(Finding("threads", text, tuple(crowded)))
-    return found
 
 
 def cores_for(place: Place, places: Sequence[Place]) -> float:
@@ -91,51 +43,6 @@ def cores_for(place: Place, places: Sequence[Place]) -> float:
 def contention_with(cores: float) -> float:
     """How much the lane and backward slow each other down on so many cores."""
     return SHARED_CORE if cores < 2 else OWN_CORES
-
-
-def slow_hosts(places: Sequence[Place], speeds: Sequence[Speeds]) -> list[Finding]:
-    """Ranks that compute, or move memory, much slower than most."""
-    usual = statistics.median(speed.compute_s for speed in speeds)
-    usual_copy = statistics.median(speed.copy_bytes_per_s for speed in speeds)
-    found = []
-    for place, speed in zip(places, speeds, strict=True):
-        ratio = max(speed.compute_s / usual, usual_copy / speed.copy_bytes_per_s)
-        if ratio > SLOW_HOST:
-            text = (
-                f"rank {place.rank} on {place.host} ({place.address}) is {ratio:.1f} times slower than most, and all "
-                "wait for it: look for other work on that host, throttling, or another kind of processor"
-            )
-            found.append(Finding("slow-host", text, (place.rank,)))
-    return found
-
-
-def slow_links(places: Sequence[Place], wires: Sequence[Wire]) -> list[Finding]:
-    """Ranks that send, or receive, much slower than most even where they are quickest."""
-    if len({place.node for place in places}) > 1:  # then those within a node say nothing about links
-        nodes = {place.rank: place.node for place in places}
-        wires = [wire for wire in wires if nodes[wire.sender] != nodes[wire.receiver]]
-    if len(places) < 3:  # whose link it is cannot be told
-        return []
-    found = []
-    for does, end in (("sends", "sender"), ("receives", "receiver")):
-        best: dict[int, float] = {}  # of the ranks that have such a wire: of many ranks not all pairs are measured
-        for wire in wires:
-            best[getattr(wire, end)] = max(wire.bytes_per_s, best.get(getattr(wire, end), 0.0))
-        usual = statistics.median(best.values())
-        found += [
-            Finding(
-                "slow-link",
-                f"rank {place.rank} on {place.host} ({place.interface} {place.address}) {does} at "
-                f"{in_bits(best[place.rank])}, most at {in_bits(usual)}: check its cable, port and interface",
-                (place.rank,),
-            )
-            for place in places
-            if best.get(place.rank, usual) < SLOW_LINK * usual
-        ]
-    return found
-
-
-# What methods would take
 
 
 def cluster_of(places: Sequence[Place], wires: Sequence[Wire], link: Link | None) -> Cluster:
@@ -249,15 +156,79 @@ def slowest_cast(speeds: Sequence[Speeds]) -> float:
 
 
 def verdict(found: Mapping[str, Prediction]) -> str:
-    """What to do, in a sentence or two."""
+    """What to do, in a sentence or two. Sparse methods are named beside the best of the others: they lose more."""
     plain = found[PLAIN]
+    levels = {name: _level(one.sending) for name, one in found.items()}
+    steps = {name: Estimate(one.step_s, one.exchange) for name, one in found.items()}
+    dense = {name: one for name, one in steps.items() if levels[name] != SPARSE}
+    mild, best = choose(dense, levels), choose(steps, levels)
+    if found[mild].step_s > WORTH_IT * plain.step_s:
+        mild = PLAIN
+
+    def told(name: str) -> str:
+        step_s = found[name].step_s
+        return f"{name}: {_in_ms(step_s)}, {plain.step_s / step_s:.1f} times as fast"
+
     share = (plain.step_s - plain.profile.compute_s) / plain.step_s
-    best = min(found, key=lambda name: found[name].step_s)
-    exposed = f"Of a step of plain DDP, {1e3 * plain.step_s:,.0f} ms, communication is {100 * share:.0f} %."
-    if best == PLAIN or found[best].step_s > WORTH_IT * plain.step_s:
+    exposed = f"Of a step of plain DDP, {_in_ms(plain.step_s)}, communication is {100 * share:.0f} %."
+    if levels[best] == SPARSE and found[best].step_s < WORTH_IT * found[mild].step_s:
+        first = f"Use {told(mild)}; with" if mild != PLAIN else "Only sparse methods would make it much shorter: with"
+        return f"{exposed} {first} sparse gradients, which need SGD, {told(best)}."
+    if mild == PLAIN:
         return f"{exposed} Do not compress: no method would make it shorter by more than {100 * (1 - WORTH_IT):.0f} %."
-    gain = plain.step_s / found[best].step_s
-    return f"{exposed} Use {best}: {1e3 * found[best].step_s:,.0f} ms, {gain:.1f} times as fast."
+    return f"{exposed} Use {told(mild)}."
+
+
+def _level(sending: Sending) -> str:
+    if isinstance(sending, Coded):
+        return level_of(sending.method)
+    return LOSSLESS if sending.name == AllReduce.name else UNBIASED
+
+
+def codec_rates(codecs: Mapping[str, Codec], profile: Profile) -> list[dict[str, Any]]:
+    """For JSON: fp32 bytes of a gradient that each encodes and decodes in a second, in buckets of the size that it was
+    measured with, and how many of them a byte of a message stands for.
+    """
+    numel = probed_numel(largest_bucket(profile, default_plan(profile)))
+    dense = VALUE_BYTES * numel
+    one = [ParameterInfo("bucket", numel, False)]
+    sizes = {
+        name: codec.size_ratio * message_sizes(settled(from_spec(name)), one, NUM_PROBED, 1).message
+        for name, codec in codecs.items()
+    }
+    return [
+        {
+            "method": name,
+            "encode_bytes_per_s": _rate(dense, codec.encode(numel)),
+            "decode_bytes_per_s": _rate(dense, codec.decode(numel)),
+            "ratio": dense / sizes[name],
+        }
+        for name, codec in codecs.items()
+    ]
+
+
+def _rate(num_bytes: float, seconds: float) -> float | None:
+    """None of what took no time that could be measured."""
+    return num_bytes / seconds if seconds > 0 else None
+
+
+def step_parts(profile: Profile) -> dict[str, Any]:
+    """For JSON: what a step without communication consists of, and when gradients are ready, from backward's begin."""
+    sent = accumulate(gradient.parameter.numel for gradient in profile.gradients)
+    half = next(i for i, numel in enumerate(sent) if 2 * numel >= profile.numel)
+    return {
+        "forward_s": profile.forward_s,
+        "backward_s": profile.backward_s,
+        "update_s": profile.update_s,
+        "gradients": len(profile.gradients),
+        "numel": profile.numel,
+        "first_ready_s": profile.gradients[0].ready_s,
+        "half_ready_s": profile.gradients[half].ready_s,
+    }
+
+
+def _in_ms(seconds: float) -> str:
+    return f"{1e3 * seconds:,.0f} ms" if seconds >= 0.1 else f"{1e3 * seconds:.3g} ms"
 
 
 def in_bits(bytes_per_s: float) -> str:
@@ -266,10 +237,6 @@ def in_bits(bytes_per_s: float) -> str:
         if bits >= unit:
             return f"{bits / unit:.3g} {name}"
     return f"{bits:.3g} b/s"
-
-
-def _ranks(ranks: Sequence[int]) -> str:
-    return f"rank {ranks[0]}" if len(ranks) == 1 else f"ranks {', '.join(map(str, ranks))}"
 
 
 def described(found: Mapping[str, Prediction]) -> list[dict[str, Any]]:

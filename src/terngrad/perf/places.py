@@ -7,6 +7,7 @@ the others cannot reach is found here, and not by waiting for a timeout.
 from __future__ import annotations
 
 import fcntl
+import ipaddress
 import json
 import os
 import socket
@@ -20,7 +21,7 @@ import torch
 
 from terngrad.errors import ExchangeError
 
-_SIOCGIFADDR = 0x8915  # of Linux: the address of an interface
+_SIOCGIFADDR, _SIOCGIFNETMASK = 0x8915, 0x891B  # of Linux: the address of an interface, and its network's mask
 _LOOPBACK = "127."
 _WATCHED = (
     "GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME", "NCCL_IB_DISABLE", "NCCL_P2P_DISABLE", "NCCL_SHM_DISABLE", "NCCL_DEBUG",
@@ -47,6 +48,7 @@ class Place:
     cores: tuple[int, ...]  # that this process may use
     threads: int  # of torch
     settings: Mapping[str, str] = field(default_factory=dict)  # of the environment, that matter here
+    masks: Mapping[str, str] = field(default_factory=dict)  # of the interfaces' networks; none in older files
 
     @property
     def is_loopback(self) -> bool:
@@ -56,6 +58,23 @@ class Place:
     def node(self) -> tuple[str, ...]:
         """The same for ranks of one host, or of one namespace of it: all addresses. Some of them hosts may share."""
         return tuple(sorted(address for address in self.interfaces.values() if not address.startswith(_LOOPBACK)))
+
+    @property
+    def others(self) -> list[str]:
+        """The interfaces besides the one that is used, and loopback."""
+        found = {name for name, address in self.interfaces.items() if address.startswith(_LOOPBACK)}
+        return [name for name in self.interfaces if name not in found | {self.interface}]
+
+    @property
+    def network(self) -> str | None:
+        """That others reach it by, if that can be told."""
+        return self.network_of(self.interface)
+
+    def network_of(self, interface: str) -> str | None:
+        """Such as 10.0.0.0/8."""
+        if interface not in self.interfaces or interface not in self.masks:
+            return None
+        return str(ipaddress.ip_interface(f"{self.interfaces[interface]}/{self.masks[interface]}").network)
 
     def describe(self) -> dict[str, Any]:
         """For JSON; `read` makes an equal one of it."""
@@ -68,7 +87,7 @@ class Place:
 
 def find_place(rank: int) -> Place:
     """This process's, as gloo sees it."""
-    interfaces = _interfaces()
+    interfaces = _interfaces(_SIOCGIFADDR)
     wanted = os.environ.get("GLOO_SOCKET_IFNAME", "").split(",")[0]  # of several gloo takes all; one says where it is
     address = interfaces.get(wanted, "") if wanted else _own_address()
     return Place(
@@ -80,26 +99,32 @@ def find_place(rank: int) -> Place:
         cores=_cores(),
         threads=torch.get_num_threads(),
         settings={key: os.environ[key] for key in _WATCHED if key in os.environ},
+        masks=_interfaces(_SIOCGIFNETMASK),
     )
 
 
 def tell_all(store: Store, place: Place, world_size: int) -> list[Place]:
-    """Everyone's, by rank. The first rank, which may be where the store is, stays until all have read it."""
-    store.set(f"place/{place.rank}", json.dumps(place.describe()))
-    found = [_read(store, rank) for rank in range(world_size)]
-    store.set(f"read/{place.rank}", "")
-    if place.rank == 0:
-        for rank in range(world_size):
-            store.get(f"read/{rank}")
+    """Everyone's, by rank."""
+    found = share(store, "place", place.rank, json.dumps(place.describe()), world_size)
+    return [Place.read(json.loads(told)) for told in found]
+
+
+def share(store: Store, what: str, rank: int, text: str, world_size: int) -> list[str]:
+    """Everyone's text, by rank. The first rank, which may be where the store is, stays until all have read it."""
+    store.set(f"{what}/{rank}", text)
+    found = [_read(store, f"{what}/{other}", other) for other in range(world_size)]
+    store.set(f"{what}/read/{rank}", "")
+    if rank == 0:
+        for other in range(world_size):
+            _read(store, f"{what}/read/{other}", other)
     return found
 
 
-def _read(store: Store, rank: int) -> Place:
+def _read(store: Store, key: str, rank: int) -> str:
     try:
-        told = json.loads(store.get(f"place/{rank}"))
+        return store.get(key).decode()
     except RuntimeError as error:  # torch's errors of stores are of many kinds
         raise ExchangeError(f"nothing was heard of rank {rank}: {error}; was it started?") from error
-    return Place.read(told)
 
 
 def _own_address() -> str:
@@ -120,15 +145,15 @@ def _cores() -> tuple[int, ...]:
     return tuple(range(os.cpu_count() or 1))
 
 
-def _interfaces() -> dict[str, str]:
-    """Names and addresses, where the system is Linux."""
+def _interfaces(asked: int) -> dict[str, str]:
+    """Names and addresses, or whatever else is asked for, where the system is Linux."""
     found: dict[str, str] = {}
     if not sys.platform.startswith("linux"):
         return found
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
         for _, name in socket.if_nameindex():
             try:
-                answer = fcntl.ioctl(probe, _SIOCGIFADDR, struct.pack("256s", name.encode()[:15]))
+                answer = fcntl.ioctl(probe, asked, struct.pack("256s", name.encode()[:15]))
             except OSError:  # it has none
                 continue
             found[name] = socket.inet_ntoa(answer[20:24])

@@ -54,18 +54,42 @@ class Speeds:
     copy_bytes_per_s: float  # of memory
     compute_s: float  # of a fixed amount of arithmetic
     cast_s: float = 0.0  # of an element to 16 bits, or back
+    single_s: float = 0.0  # of the same arithmetic with one thread; 0 if that was not measured
+
+    def or_better(self, other: Speeds) -> Speeds:
+        """Of two measurements the best of each: what disturbs one makes it slower."""
+        return Speeds(
+            max(self.copy_bytes_per_s, other.copy_bytes_per_s),
+            min(self.compute_s, other.compute_s),
+            min(self.cast_s, other.cast_s),
+            min(self.single_s, other.single_s),
+        )
 
 
 def measure_speeds(num_bytes: int = 1 << 26, repeats: int = 5) -> Speeds:
     source = torch.zeros(num_bytes, dtype=torch.uint8)
     target = torch.empty_like(source)
-    matrix = torch.full((384, 384), 1 / 384)  # random numbers are the user's
     values = torch.zeros(num_bytes // 16)
     return Speeds(
         num_bytes / median_seconds(lambda: target.copy_(source), repeats),
-        median_seconds(lambda: matrix @ matrix @ matrix @ matrix, repeats),
+        _arithmetic_seconds(repeats),
         median_seconds(lambda: values.copy_(values.half()), repeats) / (2 * values.numel()),
     )
+
+
+def measure_single(repeats: int = 5) -> float:
+    """The arithmetic of `measure_speeds` with one thread. Not for a process that computes something else meanwhile."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        return _arithmetic_seconds(repeats)
+    finally:
+        torch.set_num_threads(threads)
+
+
+def _arithmetic_seconds(repeats: int) -> float:
+    matrix = torch.full((384, 384), 1 / 384)  # random numbers are the user's
+    return median_seconds(lambda: matrix @ matrix @ matrix @ matrix, repeats)
 
 
 @dataclass(frozen=True)
@@ -104,6 +128,11 @@ def settled(method: Any) -> Any:
     return replace(method, **{name: 0 for name in BEGINNINGS if hasattr(method, name)})
 
 
+def probed_numel(largest: int) -> int:
+    """Elements of the bucket that codecs are measured with, where the model's largest has so many."""
+    return min(max(largest, LEAST_PROBED), MOST_PROBED)
+
+
 def measure_codec(method: Method, sample: Tensor, largest: int, repeats: int = 3) -> Codec:
     """Lines through two sizes of bucket, which `sample`, a piece of a real gradient, is repeated to fill.
 
@@ -111,7 +140,7 @@ def measure_codec(method: Method, sample: Tensor, largest: int, repeats: int = 3
 
     `largest` is that of the model's largest bucket, in elements: what fits a cache is quicker than what does not.
     """
-    most = min(max(largest, LEAST_PROBED), MOST_PROBED)
+    most = probed_numel(largest)
     sizes = (most // 16, most)
     found = [_codec_seconds(settled(method), sample, numel, repeats) for numel in sizes]
     shards = (sizes[0] // NUM_PROBED, sizes[1] // NUM_PROBED)  # what is added up is a shard of a bucket

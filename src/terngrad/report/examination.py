@@ -1,4 +1,4 @@
-"""What `terngrad doctor` found, as a page: the verdict, what is wrong, the predicted steps, wires and ranks."""
+"""What `terngrad doctor` found, as a page: the verdict, what is wrong, predictions, step, codecs, wires and ranks."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from terngrad.report.bars import StepTime, key_of_phases, step_chart
 from terngrad.report.markup import Markup, join, scrolling, tag
 from terngrad.report.page import fill_page
 from terngrad.report.palette import LETTERS, resource
-from terngrad.report.text import BYTES, SECONDS, STEP_SECONDS, amount, column, digits
+from terngrad.report.text import BYTES, MISSING, SECONDS, STEP_SECONDS, amount, column, digits, plural, times
 
 Found = Mapping[str, Any]  # as the doctor's JSON has it
 
@@ -29,6 +29,8 @@ def render(found: Found) -> str:
         tag("p", found["verdict"], class_="verdict"),
         _findings(found["findings"]),
         _predictions(found["predictions"], found["profile"]),
+        _step(found["parts"]),
+        _codecs(found["rates"]),
         _wires(found["wires"]),
         _ranks(found["places"], found["speeds"]),
     ]
@@ -81,6 +83,44 @@ def _predictions(rows: Sequence[Found], profile: Found | None) -> Markup:
     return join([tag("h3", "What methods would take"), tag("div", chart, tag("div", table), class_="figures")])
 
 
+def _step(parts: Found | None) -> Markup:
+    """What it consists of without communication."""
+    if parts is None:
+        return Markup()
+    moments = {
+        "forward": parts["forward_s"],
+        "backward": parts["backward_s"],
+        "first gradient ready, in backward": parts["first_ready_s"],
+        "half of the gradient ready, in backward": parts["half_ready_s"],
+        "update": parts["update_s"],
+    }
+    rows = [
+        tag("tr", tag("th", name, scope="row"), tag("td", amount(seconds, SECONDS), class_="number"))
+        for name, seconds in moments.items()
+    ]
+    facts = f"{plural(parts['gradients'], 'gradient')}, {parts['numel']:,} numbers."
+    return join([
+        tag("h3", "The step without communication"), tag("p", facts, class_="facts"),
+        _table(("part", "time"), rows, "the step"),
+    ])  # fmt: skip
+
+
+def _codecs(rates: Sequence[Found]) -> Markup:
+    if not rates:
+        return Markup()
+    rows = []
+    for one in rates:
+        speeds = (one["encode_bytes_per_s"], one["decode_bytes_per_s"])
+        cells = (
+            *(MISSING if speed is None else f"{digits(speed / 1e9)} GB/s" for speed in speeds),
+            times(one["ratio"]),
+        )
+        rows.append(
+            tag("tr", tag("th", one["method"], scope="row"), *(tag("td", cell, class_="number") for cell in cells))
+        )
+    return join([tag("h3", "Codecs"), _table(("method", "encode", "decode", "smaller"), rows, "codecs")])
+
+
 def _wires(wires: Sequence[Found]) -> Markup:
     if not wires:
         return Markup()
@@ -110,6 +150,6 @@ def _ranks(places: Sequence[Found], speeds: Sequence[Found]) -> Markup:
 
 
 def _table(head: Sequence[str], rows: Sequence[Markup], label: str) -> Markup:
-    figures = ("rate", "latency", "a step", "exposed", "sent")
+    figures = ("rate", "latency", "a step", "exposed", "sent", "time", "encode", "decode", "smaller")
     headings = [tag("th", name, scope="col", class_="number" if name.startswith(figures) else None) for name in head]
     return scrolling(tag("table", tag("thead", tag("tr", *headings)), tag("tbody", *rows)), label)
