@@ -10,7 +10,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 import grid
 
 TASKS = {
-    "GRU": (("gru-fsdd", "--optimizer", "sgd", "--lr", "0.1", "--momentum", "0.9", "--clip-norm", "0"), 1_000),
+    "GRU": (("gru-fsdd", "--optimizer", "sgd", "--lr", "0.1", "--momentum", "0.9", "--clip-norm", "0"), 600),
     "LeNet": (("lenet-mnist",), 2_000),
 }
 PARTS = {
