@@ -7,7 +7,14 @@ from __future__ import annotations
 
 import statistics
 import sys
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
+
+import terngrad
+from terngrad import plan_buckets
+from terngrad.perf import AllReduce, Cluster, Coded, Link, Profile, diagnosis
+from terngrad.perf.probes import Codec, Speeds
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 import cells
@@ -15,6 +22,7 @@ import grid
 
 HERE = Path(__file__).resolve().parent
 
+PLANNED = ("terngrad", "sdagc")  # with which buckets are planned, besides plain DDP
 MEDIAN, HIGH = 0.10, 0.25  # the claim: of the errors, the median and the 90th percentile
 
 
@@ -40,6 +48,23 @@ def main() -> None:
         )
         print(text)
         (results / "errors.md").write_text(text)
+    write_plans(found, results / "plans.md")
+
+
+def write_plans(found: Mapping[cells.Cell, dict[str, Any]], path: Path) -> None:
+    """How much shorter predicted steps are with the buckets of `plan_buckets` than with DDP's own, cell by cell."""
+    rows = []
+    for (net, hosts, link), result in found.items():
+        probed = result["probed"]
+        profile = diagnosis.in_ddp(Profile.read(probed["profile"]), [Speeds(**one) for one in probed["speeds"]])
+        cluster, contention = Cluster(hosts, Link.read(probed["link"])), diagnosis.contention_with(probed["cores"])
+        codecs = {spec: Codec.read(codec).figures for spec, codec in probed["codecs"].items()}
+        sendings = {cells.PLAIN: AllReduce()}
+        sendings |= {spec: Coded(terngrad.from_spec(spec), "all-gather", *codecs[spec]) for spec in PLANNED}
+        plans = [plan_buckets(profile, cluster, sending, contention) for sending in sendings.values()]
+        rows.append((net, hosts, link, *(f"{len(p.groups)}: {p.step_s / p.default_step_s:.3f}" for p in plans)))
+    columns = ("net", "hosts", "link", *(f"{name}, buckets: of DDP's step" for name in (cells.PLAIN, *PLANNED)))
+    grid.write_table(path, columns, rows, cells.commits(found))
 
 
 if __name__ == "__main__":
