@@ -8,12 +8,9 @@ from torch import Tensor
 
 from terngrad.kernels import (
     Kernels,
-    backend,
     backends,
     cut_streams,
     entropy_bound,
-    kernels_for,
-    set_backend,
     symbol_digits,
 )
 from terngrad.kernels.layout import Int64Array
@@ -22,15 +19,6 @@ NATIVE = [name for name in backends() if name.startswith("native:")]
 TERNARY = (3, 5)  # radix and digits of base3 bytes
 ALPHABETS = (TERNARY, (5, 3), (9, 2), (15, 2), (17, 1), (255, 1), (256, 1), (2, 8), (2, 1))
 LENGTHS = (0, 1, 7, 8, 9, 15, 16, 17, 36, 37, 63, 64, 65, 200, 0, 1000, 1023, 5003)
-
-
-def named(name: str, threads: int = 1) -> Kernels:
-    """The kernels of a backend, which is not left in place."""
-    before = backend()
-    set_backend(name, threads)
-    kernels = kernels_for(torch.device("cpu"))
-    set_backend(before)
-    return kernels
 
 
 def pack(digits: Tensor, radix: int, num_digits: int) -> Tensor:

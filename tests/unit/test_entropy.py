@@ -9,6 +9,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from kernel_names import named
 from streams import (
     ALPHABETS,
     LENGTHS,
@@ -18,7 +19,6 @@ from streams import (
     decode,
     encode,
     inside,
-    named,
     pack,
     room_for,
     skewed_symbols,

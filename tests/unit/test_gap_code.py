@@ -7,20 +7,13 @@ import math
 import numpy as np
 import pytest
 import torch
+from kernel_names import named
 
-from terngrad.kernels import Kernels, backend, backends, kernels_for, reference, set_backend
+from terngrad.kernels import Kernels, backends, kernels_for, reference
 from terngrad.kernels.layout import ByteArray, Int64Array
 
 CPU = torch.device("cpu")
 DENSITIES = (0.05, 0.01, 0.001, 0.0001)
-
-
-def named(name: str) -> Kernels:
-    before = backend()
-    set_backend(name)
-    kernels = kernels_for(CPU)
-    set_backend(before)
-    return kernels
 
 
 each_backend = pytest.mark.parametrize("name", backends())

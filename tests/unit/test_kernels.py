@@ -8,6 +8,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
+from kernel_names import named
 from layouts import BLOCKS, DTYPES, PIECES, UNTOUCHED, Layout, gradient, lay_out, random_codes, same_bits
 from torch import Tensor
 
@@ -110,14 +111,6 @@ def test_a_value_that_is_not_finite_makes_the_statistics_of_its_span_nan_and_of_
     for was, now in zip(before, after, strict=True):
         assert now[hit].isnan().all()
         assert same_bits(now[others], was[others])
-
-
-def named(name: str) -> Kernels:
-    before = backend()
-    set_backend(name)
-    kernels = kernels_for(CPU)
-    set_backend(before)
-    return kernels
 
 
 def extremes(numel: int, dtype: torch.dtype) -> Tensor:

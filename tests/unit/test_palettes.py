@@ -7,22 +7,15 @@ import math
 import numpy as np
 import pytest
 import torch
+from kernel_names import named
 from ranks import Ranks, gradients_of
 
 from terngrad.codecs.sparse_values import SIGN_SUMS, most_bytes, pack_values, unpack_values
-from terngrad.kernels import FloatArray, Int64Array, Kernels, backend, backends, kernels_for, reference, set_backend
+from terngrad.kernels import FloatArray, Int64Array, backends, reference
 from terngrad.methods import SDAGC, SparseBucket, open_bucket
 
 CPU = torch.device("cpu")
 NATIVE = [name for name in backends() if name.startswith("native:")]
-
-
-def named(name: str) -> Kernels:
-    before = backend()
-    set_backend(name)
-    kernels = kernels_for(CPU)
-    set_backend(before)
-    return kernels
 
 
 def values_of(kind: str, number: int, seed: int = 0) -> FloatArray:

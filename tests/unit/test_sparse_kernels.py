@@ -7,24 +7,17 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 import torch
+from kernel_names import named
 from layouts import DTYPES, same_bits
 from segments import LARGE, LENGTHS, UNTOUCHED, Bucket, make_bucket, make_entries, same_entries
 from torch import Tensor
 
-from terngrad.kernels import Entries, Kernels, backend, backends, kernels_for, reference, set_backend
+from terngrad.kernels import Entries, Kernels, backends, reference
 
 CPU = torch.device("cpu")
 NATIVE = [name for name in backends() if name.startswith("native:")]
 RULES = {"plain": (False, False), "momentum": (True, False), "nesterov": (True, True)}  # velocities, nesterov
 FLOAT32 = np.float32
-
-
-def named(name: str, threads: int = 1) -> Kernels:
-    before = backend()
-    set_backend(name, threads)
-    kernels = kernels_for(CPU)
-    set_backend(before)
-    return kernels
 
 
 each_backend = pytest.mark.parametrize("name", backends())

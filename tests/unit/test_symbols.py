@@ -6,8 +6,9 @@ from dataclasses import replace
 
 import pytest
 import torch
+from kernel_names import named
 from layouts import DTYPES, PIECES, Layout, gradient, lay_out, random_codes, same_bits
-from streams import NATIVE, named
+from streams import NATIVE
 from torch import Tensor
 
 from terngrad.kernels import Code, Kernels, Run, Runs, backends, reference, symbol_bytes, symbol_digits
