@@ -104,6 +104,37 @@ def test_a_layer_without_outliers_sends_its_largest() -> None:
     assert average[999] == 1.0
 
 
+@pytest.mark.parametrize("method", [PLAIN, DGC(compensation="none", density=0.1, values="sign")])
+def test_where_few_values_are_by_far_the_largest_signs_stand_for_no_more_than_was_there(method: Sparse) -> None:
+    ranks = Ranks.start(method, (5000,), 1)
+    (gradient,) = gradients_of(ranks)
+    gradient[:100] *= 100.0
+    (average,) = ranks.reduce([gradient])
+    sent = average != 0
+    assert 100 < int(sent.sum()) < 2500 or isinstance(method, SDAGC)
+    assert bool((average.sign() == gradient.sign())[sent].all())
+    assert bool((average.abs() <= gradient.abs())[sent].all())  # so what is left is not sent back
+
+
+@pytest.mark.parametrize(("threshold", "expected"), [(0.0, "deviation"), (2.0, "threshold"), (100.0, "largest")])
+def test_a_sign_stands_for_the_threshold_but_not_less_than_a_deviation(threshold: float, expected: str) -> None:
+    ranks = Ranks.start(replace(PLAIN, threshold=threshold), (5000,), 1)
+    (gradient,) = gradients_of(ranks)
+    gradient[:2500] *= 0.01
+    deviation, largest = gradient.double().std(correction=0).float(), gradient.abs().max()
+    mean = gradient[gradient.abs() > threshold * deviation].abs().double().mean().float()
+    wanted = {"deviation": torch.minimum(mean, deviation), "threshold": threshold * deviation, "largest": largest}
+    (average,) = ranks.reduce([gradient])
+    torch.testing.assert_close(average.abs().max(), wanted[expected])
+
+
+def test_without_accumulation_a_sign_stands_for_the_mean() -> None:
+    ranks = Ranks.start(replace(PLAIN, accumulation=False), (5000,), 1)
+    (gradient,) = gradients_of(ranks)
+    (average,) = ranks.reduce([gradient])
+    torch.testing.assert_close(average.abs().max(), gradient[average != 0].abs().mean())
+
+
 def test_a_gradient_of_zeros_sends_nothing() -> None:
     ranks = start(PLAIN, 2)
     zeros = torch.zeros(sum(SIZES))
@@ -469,7 +500,8 @@ def test_a_message_is_never_larger_than_all_values() -> None:
 
 def test_values_that_half_precision_cannot_hold_stay_within_it() -> None:
     picks = Picks(np.array([1, 2]), np.array([1e6, -1e6], np.float32))
-    assert as_read(replace_values("fp16"), picks).values.tolist() == [65504.0, -65504.0]
+    limits = np.full(2, np.inf, np.float32)
+    assert as_read(replace_values("fp16"), picks, limits).values.tolist() == [65504.0, -65504.0]
 
 
 @pytest.mark.parametrize("kind", [*VALUES, SIGN_SUMS])

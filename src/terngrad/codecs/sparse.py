@@ -192,9 +192,11 @@ def _counts(frame: SparseFrame, positions: Int64Array) -> Int64Array:
     return counts[counts > 0]
 
 
-def as_read(frame: SparseFrame, picks: Picks) -> Picks:
-    """Picks of the whole bucket, with the values that will be read of them."""
-    return Picks(picks.positions, round_values(frame.values, picks.values, _counts(frame, picks.positions)))
+def as_read(frame: SparseFrame, picks: Picks, limits: FloatArray) -> Picks:
+    """Picks of the whole bucket, with the values that will be read of them; of signs at most their segment's limit."""
+    counts = np.diff(np.searchsorted(picks.positions, frame.starts))
+    chosen = counts > 0
+    return Picks(picks.positions, round_values(frame.values, picks.values, counts[chosen], limits[chosen]))
 
 
 # Messages

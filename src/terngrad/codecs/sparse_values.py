@@ -25,12 +25,12 @@ def sums_of(kind: str) -> str:
     return SIGN_SUMS if kind == SIGN else "fp32"
 
 
-def round_values(kind: str, values: FloatArray, counts: Int64Array) -> FloatArray:
-    """What a reader will find."""
+def round_values(kind: str, values: FloatArray, counts: Int64Array, limits: FloatArray) -> FloatArray:
+    """What a reader will find. With signs it is the mean magnitude of a parameter, at most that parameter's limit."""
     if kind == SIGN:
         groups = np.repeat(np.arange(len(counts)), counts)
-        scales = np.bincount(groups, np.abs(values).astype(np.float64)) / np.bincount(groups)
-        return np.copysign(scales.astype(np.float32)[groups], values)
+        means = np.bincount(groups, np.abs(values).astype(np.float64)) / np.bincount(groups)
+        return np.copysign(np.minimum(means.astype(np.float32), limits)[groups], values)
     found = torch.from_numpy(values)
     most = torch.finfo(DENSE_TYPES[kind]).max  # what does not fit stays behind, as any rounding does
     found = torch.where(found.isfinite(), found.clamp(-most, most), found)

@@ -100,6 +100,15 @@ class Sparse(Method):
     def thresholds(self, view: View) -> Tensor:
         """Above which magnitude of the residual each segment is sent, as float32."""
 
+    def sign_limits(self, view: View, thresholds: Tensor) -> Tensor:
+        """The most that a sign of each segment may stand for: its threshold.
+
+        The mean of what is chosen is several times as much where a few rows have by far the largest gradients. Most
+        values would then be sent as more than they are, and sent back in the steps that follow.
+        """
+        keeps = self.accumulation  # otherwise the rest would be lost
+        return torch.where((thresholds > 0) & keeps, thresholds, torch.inf)
+
 
 @dataclass(frozen=True)
 class View:
@@ -160,15 +169,21 @@ class SDAGC(Sparse):
         return self.warmup_threshold + (self.threshold - self.warmup_threshold) * step / self.warmup_steps
 
     def thresholds(self, view: View) -> Tensor:
-        if self.sigma_of == "gradient":
-            assert view.gradient_statistics is not None  # it was asked for
-            deviations = view.deviations(view.gradient_statistics) * view.factors
-        else:
-            deviations = view.deviations(view.statistics)
-        wanted = (self.threshold_at(view.step) * deviations).float()
+        wanted = (self.threshold_at(view.step) * self._deviations(view)).float()
         largest = view.statistics.largest
         # Nothing above it: then the largest alone.
         return torch.where(wanted < largest, wanted, torch.nextafter(largest, torch.zeros_like(largest)))
+
+    def sign_limits(self, view: View, thresholds: Tensor) -> Tensor:
+        """Of thresholds below one standard deviation it is that, or steps would be as short as they are low."""
+        return super().sign_limits(view, torch.maximum(thresholds, self._deviations(view).float()))
+
+    def _deviations(self, view: View) -> Tensor:
+        """The standard deviation of each segment that thresholds are measured in."""
+        if self.sigma_of == "residual":
+            return view.deviations(view.statistics)
+        assert view.gradient_statistics is not None  # it was asked for
+        return view.deviations(view.gradient_statistics) * view.factors
 
 
 @dataclass(frozen=True)

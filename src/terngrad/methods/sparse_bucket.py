@@ -50,6 +50,7 @@ class SparseBucket:
         self._method = coder.method
         self._kernels = kernels_for(buffer.device)
         self._might_overflow = False
+        self._limits = np.empty(0, np.float32)
         self._spans: Int64Array = np.array([(s.source, s.numel) for s in frame.sparse], dtype=np.int64).reshape(-1, 2)
 
     @property
@@ -79,7 +80,7 @@ class SparseBucket:
         self._clip_dense()
         self._add_residuals_of_dense()
         picks = self._choose() if frame.sparse else Picks(np.empty(0, np.int64), np.empty(0, np.float32))
-        sent = as_read(frame, picks)
+        sent = as_read(frame, picks, self._limits)
         messages = []
         for number, shard in enumerate(frame.shards):
             body = write_picks(frame, shard, frame.values, sent.between(shard.first, shard.last))
@@ -129,13 +130,14 @@ class SparseBucket:
         maxima = torch.empty(num_tiles(self._spans[:, 1]), dtype=torch.float32, device=self.buffer.device)
         factors = self._factors(gradients)
         statistics, finite = self._accumulate(velocities, residuals, maxima, factors)
-        thresholds = self._thresholds(residuals, statistics, gradients, factors)
+        thresholds, limits = self._thresholds(residuals, statistics, gradients, factors)
         # A gradient with an element that is not finite must be seen by everyone: it is sent as one NaN.
         thresholds = torch.where(finite, thresholds, torch.nan)
         entries, saved = self._kernels.select(residuals, velocities, maxima, thresholds, self._kept)
         coder.undo.append(partial(self._kernels.restore, residuals, velocities, entries, saved))
         self._residuals, self._chosen = residuals, entries
         self._statistics, self._thresholds_used = statistics, thresholds
+        self._limits = limits.cpu().numpy()
         return self._with_broken(picks_of(self.frame, entries), (~finite).nonzero().flatten().tolist())
 
     @property
@@ -211,14 +213,17 @@ class SparseBucket:
 
     def _thresholds(
         self, residuals: list[Tensor], statistics: Statistics, gradients: Statistics | None, factors: Tensor
-    ) -> Tensor:
+    ) -> tuple[Tensor, Tensor]:
+        """Above which magnitude each segment is sent, and the most that its signs stand for."""
         if self.frame.whole:
-            return torch.full((len(residuals),), -1.0, device=self.buffer.device)
+            everything = torch.full((len(residuals),), -1.0, device=self.buffer.device)
+            return everything, torch.full_like(everything, torch.inf)
         numels = torch.from_numpy(self._spans[:, 1]).to(self.buffer.device, torch.float64)
         indices = np.array([s.index for s in self.frame.sparse], dtype=np.uint64)
         step, coder = self.envelope.step, self.coder
         view = View(step, coder.seed, coder.rank, indices, residuals, statistics, gradients, numels, factors)
-        return self._method.thresholds(view).to(torch.float32)
+        thresholds = self._method.thresholds(view).float()
+        return thresholds, self._method.sign_limits(view, thresholds)
 
     # Between entries, which belong to segments, and picks, which lie in one space
 
@@ -344,7 +349,7 @@ class SparseBucket:
         """Adds what was held back in this step, and what was not takes, to the measurements. Right after pack."""
         if not self.frame.sparse:
             return
-        sent = as_read(self.frame, picks_of(self.frame, self._chosen))
+        sent = as_read(self.frame, picks_of(self.frame, self._chosen), self._limits)
         left = np.split(self._chosen.values.double().square().cpu().numpy(), np.cumsum(self._chosen.counts)[:-1])
         for position, segment in enumerate(self.frame.sparse):
             alone = SparseShard(int(self.frame.starts[position]), int(self.frame.starts[position + 1]), ())
