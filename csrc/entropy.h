@@ -1,162 +1,166 @@
-// Range variant of asymmetric numeral systems (Duda 2013), eight interleaved states over one stream of symbols.
+// Entropy-coded streams: a table (model.h), the last states of the coder (states.h), and its words.
 //
-// Symbol i belongs to state i mod 8. A state stays in [2^15, 2^31): the encoder, which goes backwards, pushes out the
-// low 16 bits of a state that would leave the interval, and the decoder, which goes forwards, takes them in again.
-// Every state starts at 2^15 in the encoder and so must end there in the decoder. docs/wire-formats.md has the layout.
+// Each group of symbols waits for the one before it, so streams are coded abreast, a group of one and then a group of
+// the next, as long as they last. Which of them go together changes no bit.
 #pragma once
 
-#include "model.h"
+#include "states.h"
 
 namespace {
 
-constexpr int kStates = 8;
-constexpr uint32_t kLowest = 1u << 15;
-constexpr int kStateBytes = 4 * kStates;
-
-// if (a < b) { x = y; p = q; } without a branch, as whether a word is due is as good as random. GCC makes a branch of
-// every short way to write it, so on x86 it is spelled out.
-template <class Pointer>
-TG_INLINE void move_if_less(uint32_t a, uint32_t b, uint32_t& x, uint32_t y, Pointer& p, Pointer q) {
-#if defined(__x86_64__)
-  asm("cmp %[b], %[a]\n\tcmovb %[q], %[p]\n\tcmovb %[y], %[x]"
-      : [p] "+&r"(p), [x] "+r"(x)
-      : [a] "r"(a), [b] "rmi"(b), [y] "r"(y), [q] "r"(q)
-      : "cc");
+// Popping waits longest, for two loads in a row; a single stream is faster without vectors.
+#if defined(__AVX2__)
+typedef VU PushStates;
+constexpr int kPushAbreast = 2, kPopAbreast = 4;
 #else
-  const uint32_t mask = 0 - uint32_t(a < b);
-  x ^= (x ^ y) & mask;
-  p += (q - p) & -int64_t(a < b);
+typedef Scalars PushStates;
+constexpr int kPushAbreast = 1, kPopAbreast = 1;
 #endif
+
+// Moves the streams that are not finished to the front and returns how many they are.
+template <class Stream>
+int unfinished(Stream** streams, int count) {
+  int left = 0;
+  for (int i = 0; i < count; ++i)
+    if (!streams[i]->finished()) streams[left++] = streams[i];
+  return left;
 }
 
-// What encoding a symbol does to a state x: q = x / frequency, x += start + q * (2^15 - frequency). The division is the
-// product with the reciprocal 2^shift / frequency, rounded up, where 2^(shift - 31) is the first power of two that is
-// not below the frequency: exact for x < 2^31 (Granlund and Montgomery 1994, theorem 4.2).
-struct Push {
-  uint32_t reciprocal;
-  uint16_t most, start, complement;  // most: frequency - 1, the most that the high half of x may be
-  uint8_t shift;
+// How many symbols are left of the stream that has the fewest.
+template <class Stream>
+int64_t fewest_left(Stream* const* streams, int count) {
+  int64_t fewest = streams[0]->left;
+  for (int k = 1; k < count; ++k) fewest = streams[k]->left < fewest ? streams[k]->left : fewest;
+  return fewest;
+}
+
+// A stream that is being encoded. Words are written downwards; at or below `begin`, it has given up.
+struct Pushing {
+  Push pushes[256];
+  const uint8_t *symbols, *begin;
+  int64_t left = 0;  // of the symbols, from the first on: whole groups
+  uint8_t* words;
+  Scalars states;
+
+  bool finished() const { return left == 0 || words <= begin; }
 };
 
-TG_INLINE void push(const Push& symbol, uint32_t& state, uint8_t*& words) {
-  const uint16_t low = uint16_t(state);
-  std::memcpy(words - 2, &low, 2);  // stays only if the pointer moves
-  const uint32_t high = state >> 16;
-  move_if_less(symbol.most, high, state, high, words, words - 2);
-  const uint32_t quotient = uint32_t((uint64_t(state) * symbol.reciprocal) >> symbol.shift);
-  state += symbol.start + quotient * symbol.complement;
-}
-
-void make_pushes(const uint16_t* frequency, int size, Push* pushes) {
-  uint32_t start = 0;
-  for (int s = 0; s < size; ++s) {
-    const uint32_t f = frequency[s];
-    if (f == 0) continue;
-    int bits = 0;
-    while ((1u << bits) < f) ++bits;
-    const uint64_t reciprocal = ((uint64_t(1) << (31 + bits)) + f - 1) / f;
-    pushes[s] = {uint32_t(reciprocal), uint16_t(f - 1), uint16_t(start), uint16_t(kAllFrequencies - f),
-                 uint8_t(31 + bits)};
-    start += f;
+// Pushes groups of unfinished streams until one is finished. Touches at most 18 bytes below `begin`.
+template <class States, int kCount>
+void push_abreast(Pushing* const* streams) {
+  const Push* pushes[kCount];
+  const uint8_t *symbols[kCount], *begin[kCount];
+  uint8_t* words[kCount];
+  States states[kCount];
+#pragma GCC unroll 2
+  for (int k = 0; k < kCount; ++k) {
+    pushes[k] = streams[k]->pushes;
+    symbols[k] = streams[k]->symbols + streams[k]->left;
+    begin[k] = streams[k]->begin;
+    words[k] = streams[k]->words;
+    std::memcpy(&states[k], &streams[k]->states, sizeof states[k]);
   }
-}
-
-// Writes words from `end` downwards and returns where they begin; at or below `begin`, it has given up. It touches at
-// most 18 bytes below `begin`.
-uint8_t* push_all(const Push* pushes, const uint8_t* symbols, int64_t length, const uint8_t* begin, uint8_t* end,
-                  uint32_t* states) {
-  uint8_t* words = end;
-  for (int j = 0; j < kStates; ++j) states[j] = kLowest;
-  int64_t i = length - length % kStates;
-  for (int64_t j = length - 1; j >= i; --j) push(pushes[symbols[j]], states[j - i], words);
-  uint32_t x[kStates];  // never indexed by a variable, so that it can be registers
-  std::memcpy(x, states, sizeof x);
-  while (i > 0 && words > begin) {
-    i -= kStates;
-#pragma GCC unroll 8
-    for (int j = kStates - 1; j >= 0; --j) push(pushes[symbols[i + j]], x[j], words);
-  }
-  std::memcpy(states, x, sizeof x);
-  return words;
-}
-
-// One table for each of eight neighbours: equal symbols in a row do not wait for each other.
-void count_symbols(const uint8_t* symbols, int64_t length, uint32_t* counts) {
-  uint32_t tables[8][256] = {};
-  int64_t i = 0;
-  for (; i + 8 <= length; i += 8) {
-#pragma GCC unroll 8
-    for (int j = 0; j < 8; ++j) ++tables[j][symbols[i + j]];
-  }
-  for (; i < length; ++i) ++tables[0][symbols[i]];
-  for (int s = 0; s < 256; ++s) {
-    counts[s] = 0;
-    for (int j = 0; j < 8; ++j) counts[s] += tables[j][s];
-  }
-}
-
-// Writes the stream to the end of `slot`, which has `length` bytes, and returns how many it takes: `length` if it is
-// stored as it is. -1: a symbol outside the alphabet.
-int64_t encode_stream(const Alphabet& alphabet, const uint8_t* symbols, int64_t length, uint8_t* slot) {
-  uint32_t counts[256], states[kStates];
-  count_symbols(symbols, length, counts);
-  for (int s = alphabet.size; s < 256; ++s)
-    if (counts[s]) return -1;
-  uint8_t table[kLargestTable];
-  const int table_bytes = write_table(alphabet, counts, table), head = table_bytes + kStateBytes;
-  if (length > head) {
-    uint16_t frequency[256];
-    Push pushes[256];
-    read_table(alphabet, table, table_bytes, frequency);
-    make_pushes(frequency, alphabet.size, pushes);
-    uint8_t *begin = slot + head, *end = slot + length;
-    uint8_t* words = push_all(pushes, symbols, length, begin, end, states);
-    if (words > begin) {
-      std::memcpy(words - kStateBytes, states, kStateBytes);
-      std::memcpy(words - head, table, size_t(table_bytes));
-      return end - words + head;
+  const int64_t most = fewest_left(streams, kCount);
+  int64_t done = 0;
+  for (bool room = true; done < most && room;) {
+    done += kStates;
+#pragma GCC unroll 2
+    for (int k = 0; k < kCount; ++k) {
+      push_group(pushes[k], symbols[k] - done, states[k], words[k]);
+      room &= words[k] > begin[k];
     }
   }
-  if (length > 0) std::memcpy(slot, symbols, size_t(length));
-  return length;
-}
-
-// The symbol at each of the 2^15 slots, and of each symbol its frequency (low half) and first slot (high half).
-struct Slots {
-  uint8_t symbol[kAllFrequencies];
-  uint32_t place[256];
-};
-
-void make_slots(const uint16_t* frequency, int size, Slots& slots) {
-  uint32_t start = 0;
-  for (int s = 0; s < size; ++s) {
-    std::memset(slots.symbol + start, s, frequency[s]);
-    slots.place[s] = start << 16 | frequency[s];
-    start += frequency[s];
+#pragma GCC unroll 2
+  for (int k = 0; k < kCount; ++k) {
+    streams[k]->left -= done;
+    streams[k]->words = words[k];
+    std::memcpy(&streams[k]->states, &states[k], sizeof states[k]);
   }
 }
 
-TG_INLINE uint8_t pop(const Slots& slots, uint32_t& state, const uint8_t*& words) {
-  const uint32_t slot = state & (kAllFrequencies - 1);
-  const uint8_t symbol = slots.symbol[slot];
-  const uint32_t place = slots.place[symbol];
-  uint32_t x = (place & 0xffffu) * (state >> kFrequencyBits) + slot - (place >> 16);
-  uint16_t word;
-  std::memcpy(&word, words, 2);
-  move_if_less(x, kLowest, x, x << 16 | word, words, words + 2);
-  state = x;
-  return symbol;
+void push_all(Pushing** streams, int count) {
+  while ((count = unfinished(streams, count)) > 0) {
+    if (count == kPushAbreast)
+      push_abreast<PushStates, kPushAbreast>(streams);
+    else
+      push_abreast<PushStates, 1>(streams);
+  }
 }
 
-// Eight symbols may take eight words, so behind the last sixteen bytes the words are read from a copy with room behind.
-struct Words {
-  static constexpr int64_t kMost = 2 * kStates;
-  const uint8_t *at, *end;
-  int64_t need = kMost;
-  uint8_t rest[2 * kMost] = {};
+struct Encoder {
+  uint8_t table[kLargestTable];
+  int table_bytes;
+  Pushing pushing;
+};
 
-  // Whether kMost bytes can be read. False: more words have been taken than there were.
-  TG_INLINE bool ready() { return __builtin_expect(end - at >= need, 1) || (need > 0 && copy_rest()); }
+// Makes the table and pushes the symbols behind the last whole group. False: a symbol outside the alphabet.
+bool start(const Alphabet& alphabet, const Encoding& stream, Encoder& encoder) {
+  uint32_t counts[256];
+  count_symbols(stream.symbols, stream.length, counts);
+  for (int s = alphabet.size; s < 256; ++s)
+    if (counts[s]) return false;
+  encoder.table_bytes = write_table(alphabet, counts, encoder.table);
+  const int64_t head = encoder.table_bytes + kStateBytes;
+  Pushing& pushing = encoder.pushing;
+  pushing.symbols = stream.symbols;
+  pushing.words = stream.slot + stream.length;
+  if (stream.length <= head) {  // has given up already
+    pushing.begin = pushing.words;
+    return true;
+  }
+  pushing.begin = stream.slot + head;
+  uint16_t frequency[256];
+  read_table(alphabet, encoder.table, encoder.table_bytes, frequency);
+  make_pushes(frequency, alphabet.size, pushing.pushes);
+  for (uint32_t& x : pushing.states.x) x = kLowest;
+  pushing.left = stream.length - stream.length % kStates;
+  for (int64_t i = stream.length - 1; i >= pushing.left; --i)
+    push(pushing.pushes[stream.symbols[i]], pushing.states.x[i - pushing.left], pushing.words);
+  return true;
+}
+
+// Completes the stream, or stores the symbols as they are, and returns how many bytes that takes.
+int64_t finish(const Encoding& stream, const Encoder& encoder) {
+  const Pushing& pushing = encoder.pushing;
+  if (pushing.words <= pushing.begin) {
+    if (stream.length > 0) std::memcpy(stream.slot, stream.symbols, size_t(stream.length));
+    return stream.length;
+  }
+  uint8_t* states = pushing.words - kStateBytes;
+  std::memcpy(states, &pushing.states, kStateBytes);
+  std::memcpy(states - encoder.table_bytes, encoder.table, size_t(encoder.table_bytes));
+  return stream.slot + stream.length - (states - encoder.table_bytes);
+}
+
+void encode_abreast(const Alphabet& alphabet, Encoding* streams, int count) {
+  Encoder encoders[kPushAbreast];
+  Pushing* pushing[kPushAbreast];
+  int good = 0;
+  for (int i = 0; i < count; ++i) {
+    streams[i].num_bytes = start(alphabet, streams[i], encoders[i]) ? 0 : -1;
+    if (streams[i].num_bytes == 0) pushing[good++] = &encoders[i].pushing;
+  }
+  push_all(pushing, good);
+  for (int i = 0; i < count; ++i)
+    if (streams[i].num_bytes == 0) streams[i].num_bytes = finish(streams[i], encoders[i]);
+}
+
+void encode_streams(const Alphabet& alphabet, Encoding* streams, int count) {
+  for (int i = 0; i < count; i += kPushAbreast)
+    encode_abreast(alphabet, streams + i, count - i < kPushAbreast ? count - i : kPushAbreast);
+}
+
+// A group may take eight words, so behind the last sixteen bytes the words are read from a copy with room behind.
+struct Words {
+  const uint8_t *at, *end;
+  int64_t need = kMostWords;
+  uint8_t rest[2 * kMostWords] = {};
+
+  // Up to here a group can be popped.
+  const uint8_t* last() const { return end - need; }
+
+  // Whether one can be, if need be from the copy. False: more words have been taken than there were.
+  bool ready() { return end - at >= need || (need > 0 && copy_rest()); }
 
   bool copy_rest() {
     const int64_t left = end - at;
@@ -168,51 +172,128 @@ struct Words {
   }
 };
 
-bool pop_all(const Slots& slots, uint32_t* states, Words& words, uint8_t* symbols, int64_t length) {
-  uint32_t x[kStates];  // never indexed by a variable, so that it can be registers
-  std::memcpy(x, states, sizeof x);
-  int64_t i = 0;
-  for (; i + kStates <= length; i += kStates) {
-    if (!words.ready()) return false;
-    const uint8_t* at = words.at;
-#pragma GCC unroll 8
-    for (int j = 0; j < kStates; ++j) symbols[i + j] = pop(slots, x[j], at);
-    words.at = at;
+// A stream that is being decoded.
+struct Popping {
+  Slots slots;
+  Words words;
+  Scalars states;
+  uint8_t* symbols;
+  int64_t left;  // of the symbols: groups, and what is behind the last whole one
+
+  bool finished() const { return left < kStates; }
+};
+
+// Pops groups of unfinished streams, whose words are ready, until one is finished or may be short of words.
+template <class States, int kCount>
+void pop_abreast(Popping* const* streams) {
+  const Slots* slots[kCount];
+  const uint8_t *words[kCount], *last[kCount];
+  uint8_t* symbols[kCount];
+  States states[kCount];
+#pragma GCC unroll 4
+  for (int k = 0; k < kCount; ++k) {
+    slots[k] = &streams[k]->slots;
+    words[k] = streams[k]->words.at;
+    last[k] = streams[k]->words.last();
+    symbols[k] = streams[k]->symbols;
+    std::memcpy(&states[k], &streams[k]->states, sizeof states[k]);
   }
-  std::memcpy(states, x, sizeof x);
-  if (!words.ready()) return false;
-  for (int j = 0; i < length; ++i, ++j) symbols[i] = pop(slots, states[j], words.at);
-  bool home = words.at == words.end;
-  for (int j = 0; j < kStates; ++j) home &= states[j] == kLowest;
-  return home;
+  const int64_t most = fewest_left(streams, kCount) - kStates;
+  int64_t done = 0;
+  for (bool ready = true; done <= most && ready; done += kStates) {
+#pragma GCC unroll 4
+    for (int k = 0; k < kCount; ++k) {
+      pop_group(*slots[k], states[k], words[k], symbols[k] + done);
+      ready &= words[k] <= last[k];
+    }
+  }
+#pragma GCC unroll 4
+  for (int k = 0; k < kCount; ++k) {
+    streams[k]->words.at = words[k];
+    streams[k]->symbols += done;
+    streams[k]->left -= done;
+    std::memcpy(&streams[k]->states, &states[k], sizeof states[k]);
+  }
 }
 
-bool copy_symbols(const Alphabet& alphabet, const uint8_t* source, uint8_t* symbols, int64_t length) {
+// False: a stream is short of words.
+bool pop_all(Popping** streams, int count) {
+  while ((count = unfinished(streams, count)) > 0) {
+    for (int k = 0; k < count; ++k)
+      if (!streams[k]->words.ready()) return false;
+    switch (count) {
+#if defined(__AVX2__)
+      case 4: pop_abreast<VU, 4>(streams); break;
+      case 3: pop_abreast<VU, 3>(streams); break;
+      case 2: pop_abreast<VU, 2>(streams); break;
+#endif
+      default: pop_abreast<Scalars, 1>(streams);
+    }
+  }
+  return true;
+}
+
+bool copy_symbols(const Alphabet& alphabet, const Decoding& stream) {
   uint8_t largest = 0;
-  for (int64_t i = 0; i < length; ++i) {
-    symbols[i] = source[i];
-    largest = source[i] > largest ? source[i] : largest;
+  for (int64_t i = 0; i < stream.length; ++i) {
+    stream.symbols[i] = stream.coded[i];
+    largest = stream.coded[i] > largest ? stream.coded[i] : largest;
   }
   return largest < alphabet.size;
 }
 
-// The inverse of encode_stream. False: no encoder writes these bytes; `symbols` then holds anything.
-bool decode_stream(const Alphabet& alphabet, const uint8_t* coded, int64_t num_bytes, uint8_t* symbols,
-                   int64_t length) {
-  if (num_bytes >= length) return num_bytes == length && copy_symbols(alphabet, coded, symbols, length);
+// Reads table and states. False: no encoder writes them.
+bool start(const Alphabet& alphabet, const Decoding& stream, Popping& popping) {
   uint16_t frequency[256];
-  const int table_bytes = read_table(alphabet, coded, num_bytes, frequency);
+  const int table_bytes = read_table(alphabet, stream.coded, stream.num_bytes, frequency);
   if (table_bytes < 0) return false;
-  const int64_t rest = num_bytes - table_bytes - kStateBytes;
+  const int64_t rest = stream.num_bytes - table_bytes - kStateBytes;
   if (rest < 0 || rest % 2) return false;
-  uint32_t states[kStates];
-  std::memcpy(states, coded + table_bytes, kStateBytes);
-  for (uint32_t state : states)
-    if (state < kLowest || state >> 31) return false;
-  Slots slots;
-  make_slots(frequency, alphabet.size, slots);
-  Words words{coded + table_bytes + kStateBytes, coded + num_bytes};
-  return pop_all(slots, states, words, symbols, length);
+  std::memcpy(&popping.states, stream.coded + table_bytes, kStateBytes);
+  for (uint32_t x : popping.states.x)
+    if (x < kLowest || x >> 31) return false;
+  make_slots(frequency, alphabet.size, popping.slots);
+  popping.words = Words{stream.coded + table_bytes + kStateBytes, stream.coded + stream.num_bytes};
+  popping.symbols = stream.symbols;
+  popping.left = stream.length;
+  return true;
+}
+
+// Pops the symbols behind the last whole group. False: no encoder ends so.
+bool finish(Popping& popping) {
+  Words& words = popping.words;
+  if (!words.ready()) return false;
+  for (int j = 0; j < popping.left; ++j) popping.symbols[j] = pop(popping.slots, popping.states.x[j], words.at);
+  bool home = words.at == words.end;
+  for (uint32_t x : popping.states.x) home &= x == kLowest;
+  return home;
+}
+
+bool decode_abreast(const Alphabet& alphabet, const Decoding* streams, int count) {
+  Popping popping[kPopAbreast];
+  Popping* coded[kPopAbreast];
+  int num_coded = 0;
+  for (int i = 0; i < count; ++i) {
+    const Decoding& stream = streams[i];
+    if (stream.num_bytes > stream.length) return false;
+    if (stream.num_bytes == stream.length) {
+      if (!copy_symbols(alphabet, stream)) return false;
+    } else {
+      if (!start(alphabet, stream, popping[num_coded])) return false;
+      coded[num_coded] = &popping[num_coded];
+      ++num_coded;
+    }
+  }
+  bool good = pop_all(coded, num_coded);
+  for (int i = 0; i < num_coded && good; ++i) good = finish(popping[i]);
+  return good;
+}
+
+// The inverse of encode_streams. False: no encoder writes these bytes; the symbols are then anything.
+bool decode_streams(const Alphabet& alphabet, const Decoding* streams, int count) {
+  for (int i = 0; i < count; i += kPopAbreast)
+    if (!decode_abreast(alphabet, streams + i, count - i < kPopAbreast ? count - i : kPopAbreast)) return false;
+  return true;
 }
 
 }  // namespace

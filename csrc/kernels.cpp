@@ -19,6 +19,6 @@
 namespace terngrad {
 extern const Kernels TG_ISA = {
     TG_TEXT(TG_ISA), chunk_statistics, ternarize,   mean_shared,      mean_own,     sum_levels,    mean_levels,
-    sum_symbols,     mean_symbols,     chunk_error, chunk_accumulate, select_above, encode_stream, decode_stream,
+    sum_symbols,     mean_symbols,     chunk_error, chunk_accumulate, select_above, encode_streams, decode_streams,
 };
 }

@@ -15,6 +15,7 @@ constexpr int64_t kGroupBytes = 32;
 constexpr int64_t kSymbolBytes = 8;  // eight symbols, one for each lane of as many rows as a symbol has digits
 constexpr int kMaxRows = 20;        // rows of a group, over all codes
 constexpr int64_t kTile = 64;       // elements of a segment whose largest |v| is kept; a chunk is 60 of them
+constexpr int kStreamsAbreast = 4;  // streams that a kernel codes at once, at most
 constexpr int64_t kSearch = 8 * kChunk;  // elements that are searched for large ones at once
 
 // Digits 0 .. base-1, `rows` of them to a word, with what a division by `base` needs.
@@ -28,6 +29,22 @@ struct Alphabet {
   int size, num_classes;
   uint8_t class_of[256];
   int class_size[256];  // how many symbols
+};
+
+// A stream of symbols, to be coded to the end of `slot`, which has room for `length` bytes. The kernel sets `num_bytes`
+// to how many it takes: `length` if it is stored as it is, -1 if a symbol is outside the alphabet.
+struct Encoding {
+  const uint8_t* symbols;
+  int64_t length;
+  uint8_t* slot;
+  int64_t num_bytes;
+};
+
+struct Decoding {
+  const uint8_t* coded;
+  int64_t num_bytes;
+  uint8_t* symbols;
+  int64_t length;
 };
 
 struct Statistics {
@@ -99,11 +116,10 @@ struct Kernels {
   // Takes those of at most kSearch elements that are above the threshold, numbered from `first`; returns how many.
   int64_t (*select_above)(float* residual, float* velocity, const float* maxima, int64_t length, float threshold,
                           float factor, uint32_t first, Picks);
-  // Codes `length` symbols to the end of `slot`, which has room for as many bytes, and returns how many it took:
-  // `length` if they are stored as they are. -1: a symbol outside the alphabet.
-  int64_t (*encode_stream)(const Alphabet&, const uint8_t* symbols, int64_t length, uint8_t* slot);
+  // Codes streams, several at once.
+  void (*encode_streams)(const Alphabet&, Encoding*, int count);
   // The inverse. False: bytes that no encoder writes.
-  bool (*decode_stream)(const Alphabet&, const uint8_t* coded, int64_t num_bytes, uint8_t* symbols, int64_t length);
+  bool (*decode_streams)(const Alphabet&, const Decoding*, int count);
 };
 
 namespace terngrad {

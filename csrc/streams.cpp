@@ -29,14 +29,19 @@ int64_t check(const Span* spans, size_t count, int64_t num_symbols) {
   return total;
 }
 
-// Calls body(stream) for every stream; each thread takes the next one that is left.
+// Calls body(first, count) for all streams: as many calls for each thread as it takes to leave no more to one than are
+// coded at once. Each thread takes the next that are left.
 template <class Body>
 void for_streams(size_t count, int64_t total, int threads, Body&& body) {
   constexpr int64_t kWorthAThread = 1 << 14;
   threads = int(std::max<int64_t>(1, std::min({int64_t(threads), int64_t(count), total / kWorthAThread})));
+  const size_t calls = size_t(threads * ceil_div(int64_t(count), threads * kStreamsAbreast));
   std::atomic<size_t> next{0};
   on_threads(threads, [&](int) {
-    for (size_t i; (i = next++) < count;) body(i);
+    for (size_t i; (i = next++) < calls;) {
+      const size_t first = count * i / calls, last = count * (i + 1) / calls;
+      body(first, int(last - first));
+    }
   });
 }
 
@@ -65,34 +70,36 @@ void entropy_encode(const Kernels& kernels, const Alphabet& alphabet, const uint
   if (total > num_bytes)
     throw std::invalid_argument("the target has room for " + std::to_string(num_bytes) + " bytes, need " +
                                 std::to_string(total));
-  std::vector<int64_t> slots(count);  // where there is room for the stream, however long it gets
-  for (size_t i = 1; i < count; ++i) slots[i] = slots[i - 1] + spans[i - 1].length;
-  std::atomic<bool> good{true};
-  for_streams(count, total, threads, [&](size_t i) {
-    lengths[i] = kernels.encode_stream(alphabet, symbols + spans[i].source, spans[i].length, target + slots[i]);
-    if (lengths[i] < 0) good = false;
-  });
-  if (!good) throw std::invalid_argument("a symbol is outside 0.." + std::to_string(alphabet.size - 1));
-  for (size_t i = 0, at = 0; i < count; at += size_t(lengths[i]), ++i)
-    if (lengths[i] > 0)
-      std::memmove(target + at, target + slots[i] + spans[i].length - lengths[i], size_t(lengths[i]));
+  std::vector<Encoding> streams(count);
+  uint8_t* slot = target;
+  for (size_t i = 0; i < count; slot += spans[i].length, ++i)
+    streams[i] = {symbols + spans[i].source, spans[i].length, slot, 0};
+  for_streams(count, total, threads,
+              [&](size_t first, int some) { kernels.encode_streams(alphabet, &streams[first], some); });
+  for (size_t i = 0; i < count; ++i) lengths[i] = streams[i].num_bytes;
+  if (std::any_of(lengths, lengths + count, [](int64_t length) { return length < 0; }))
+    throw std::invalid_argument("a symbol is outside 0.." + std::to_string(alphabet.size - 1));
+  for (const Encoding& stream : streams) {  // from the end of its slot to behind the stream before
+    if (stream.num_bytes > 0)
+      std::memmove(target, stream.slot + stream.length - stream.num_bytes, size_t(stream.num_bytes));
+    target += stream.num_bytes;
+  }
 }
 
 bool entropy_decode(const Kernels& kernels, const Alphabet& alphabet, const uint8_t* payload, int64_t num_bytes,
                     const int64_t* lengths, const Span* spans, size_t count, uint8_t* symbols, int64_t num_symbols,
                     int threads) {
   const int64_t total = check(spans, count, num_symbols);
-  std::vector<int64_t> offsets(count);
-  int64_t used = 0;
+  std::vector<Decoding> streams(count);
   for (size_t i = 0; i < count; ++i) {
-    if (lengths[i] < 0 || lengths[i] > spans[i].length || lengths[i] > num_bytes - used) return false;
-    offsets[i] = used;
-    used += lengths[i];
+    if (lengths[i] < 0 || lengths[i] > spans[i].length || lengths[i] > num_bytes) return false;
+    streams[i] = {payload, lengths[i], symbols + spans[i].source, spans[i].length};
+    payload += lengths[i];
+    num_bytes -= lengths[i];
   }
   std::atomic<bool> good{true};
-  for_streams(count, total, threads, [&](size_t i) {
-    if (!kernels.decode_stream(alphabet, payload + offsets[i], lengths[i], symbols + spans[i].source, spans[i].length))
-      good = false;
+  for_streams(count, total, threads, [&](size_t first, int some) {
+    if (!kernels.decode_streams(alphabet, &streams[first], some)) good = false;
   });
   return good;
 }

@@ -31,7 +31,7 @@ from streams import (
 from torch import Tensor
 
 from terngrad.kernels import Kernels, backends, cut_streams, kernels_for, reference
-from terngrad.kernels.layout import STREAM_SYMBOLS
+from terngrad.kernels.layout import STREAM_SYMBOLS, Int64Array
 from terngrad.kernels.reference.entropy import make_alphabet, read_table, write_table
 
 CPU = torch.device("cpu")
@@ -111,6 +111,31 @@ def test_symbols_of_unlike_statistics_equal_the_reference(native: Kernels) -> No
     halves = torch.cat([torch.full((2500,), 121, dtype=torch.uint8), ternary_symbols(2503, 0.9, 1)])
     for symbols in (ternary_symbols(5003, 0.2, positive=0.95), clustered, halves):
         assert_same_streams(native, symbols, *TERNARY, 4990)
+
+
+def unlike_streams(count: int, seed: int) -> tuple[Tensor, Int64Array]:
+    """Streams of any length and density, some not worth coding."""
+    random = np.random.default_rng(seed)
+    parts = [
+        ternary_symbols(int(random.choice([0, 5, 90, 800, 801, 3000])), float(random.choice([0.001, 0.1, 0.5, 1.0])), i)
+        for i in range(count)
+    ]
+    return torch.cat([*parts, ternary_symbols(3, 0.5)]), spans_of(*map(len, parts), gap=0)
+
+
+@pytest.mark.parametrize("threads", [1, 3])
+@pytest.mark.parametrize("name", NATIVE)
+def test_streams_coded_abreast_are_as_alone_however_unlike_they_are(name: str, threads: int) -> None:
+    native = named(name, threads)
+    for seed in range(20):
+        symbols, spans = unlike_streams(1 + seed % 10, seed)
+        together, lengths = encode(native, symbols, *TERNARY, spans)
+        alone = [encode(native, symbols, *TERNARY, spans[i : i + 1])[0] for i in range(len(spans))]
+        assert torch.equal(together, torch.cat(alone))
+        assert lengths.tolist() == list(map(len, alone))
+        back = decode(native, together, lengths, spans, *TERNARY)
+        assert back is not None
+        assert torch.equal(back, inside(symbols, spans))
 
 
 # Size
@@ -274,6 +299,19 @@ def test_every_change_of_one_byte_gives_what_the_reference_gives(native: Kernels
             assert found is None or expected is None or torch.equal(found, expected)
             num_refused += found is None
     assert num_refused > 2.9 * len(payload)
+
+
+@pytest.mark.parametrize("broken", range(6))
+def test_a_changed_stream_among_good_ones_gives_what_the_reference_gives(native: Kernels, broken: int) -> None:
+    spans = spans_of(700, 300, 700, 40, 700, 500)
+    payload, lengths = encode(REFERENCE, ternary_symbols(room_for(spans), 0.2), *TERNARY, spans)
+    random, end = np.random.default_rng(broken), int(lengths[: broken + 1].sum())
+    for at in random.integers(end - lengths[broken], end, 20).tolist():
+        altered = changed(payload, at, int(payload[at]) ^ int(random.integers(1, 256)))
+        expected = decode(REFERENCE, altered, lengths, spans, *TERNARY)
+        found = decode(native, altered, lengths, spans, *TERNARY)
+        assert (found is None) == (expected is None)
+        assert found is None or expected is None or torch.equal(found, expected)
 
 
 def test_streams_with_bytes_missing_or_left_over_are_refused(kernels: Kernels, stream: tuple[Tensor, int]) -> None:
