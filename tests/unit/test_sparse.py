@@ -128,6 +128,17 @@ def test_a_sign_stands_for_the_threshold_but_not_less_than_a_deviation(threshold
     torch.testing.assert_close(average.abs().max(), wanted[expected])
 
 
+def test_where_all_gradients_have_one_sign_they_do_not_pile_up() -> None:
+    """Their deviation is small beside their mean, and so is the threshold."""
+    ranks = Ranks.start(PLAIN, (1000,), 1)
+    total = torch.zeros(1000)
+    for step in range(20):
+        (noise,) = gradients_of(ranks, seed=step)
+        (average,) = ranks.reduce([1.0 + 0.1 * noise], 1, step)
+        total += average
+    assert 19.0 < float(total.mean()) < 20.5  # of 20; 7 where a sign stands for the threshold
+
+
 def test_without_accumulation_a_sign_stands_for_the_mean() -> None:
     ranks = Ranks.start(replace(PLAIN, accumulation=False), (5000,), 1)
     (gradient,) = gradients_of(ranks)

@@ -101,13 +101,14 @@ class Sparse(Method):
         """Above which magnitude of the residual each segment is sent, as float32."""
 
     def sign_limits(self, view: View, thresholds: Tensor) -> Tensor:
-        """The most that a sign of each segment may stand for: its threshold.
+        """The most that a sign of each segment may stand for: its threshold, or its mean if all lie far to one side.
 
         The mean of what is chosen is several times as much where a few rows have by far the largest gradients. Most
         values would then be sent as more than they are, and sent back in the steps that follow.
         """
         keeps = self.accumulation  # otherwise the rest would be lost
-        return torch.where((thresholds > 0) & keeps, thresholds, torch.inf)
+        means = (view.statistics.sum / view.numels).abs().float()
+        return torch.where((thresholds > 0) & keeps, torch.maximum(thresholds, means), torch.inf)
 
 
 @dataclass(frozen=True)
