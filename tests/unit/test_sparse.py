@@ -106,7 +106,7 @@ def test_a_layer_without_outliers_sends_its_largest() -> None:
 
 @pytest.mark.parametrize("method", [PLAIN, DGC(compensation="none", density=0.1, values="sign")])
 def test_where_few_values_are_by_far_the_largest_signs_stand_for_no_more_than_was_there(method: Sparse) -> None:
-    ranks = Ranks.start(method, (5000,), 1)
+    ranks = Ranks.start(replace(method, magnitude="threshold"), (5000,), 1)
     (gradient,) = gradients_of(ranks)
     gradient[:100] *= 100.0
     (average,) = ranks.reduce([gradient])
@@ -116,21 +116,19 @@ def test_where_few_values_are_by_far_the_largest_signs_stand_for_no_more_than_wa
     assert bool((average.abs() <= gradient.abs())[sent].all())  # so what is left is not sent back
 
 
-@pytest.mark.parametrize(("threshold", "expected"), [(0.0, "deviation"), (2.0, "threshold"), (100.0, "largest")])
-def test_a_sign_stands_for_the_threshold_but_not_less_than_a_deviation(threshold: float, expected: str) -> None:
-    ranks = Ranks.start(replace(PLAIN, threshold=threshold), (5000,), 1)
+@pytest.mark.parametrize("threshold", [0.0, 2.0, 100.0])
+def test_a_sign_stands_for_the_threshold_unless_that_is_zero(threshold: float) -> None:
+    ranks = Ranks.start(replace(PLAIN, threshold=threshold, magnitude="threshold"), (5000,), 1)
     (gradient,) = gradients_of(ranks)
-    gradient[:2500] *= 0.01
-    deviation, largest = gradient.double().std(correction=0).float(), gradient.abs().max()
-    mean = gradient[gradient.abs() > threshold * deviation].abs().double().mean().float()
-    wanted = {"deviation": torch.minimum(mean, deviation), "threshold": threshold * deviation, "largest": largest}
+    deviation, magnitudes = gradient.double().std(correction=0).float(), gradient.abs()
+    wanted = {0.0: magnitudes.double().mean().float(), 2.0: 2.0 * deviation, 100.0: magnitudes.max()}
     (average,) = ranks.reduce([gradient])
-    torch.testing.assert_close(average.abs().max(), wanted[expected])
+    torch.testing.assert_close(average.abs().max(), wanted[threshold])
 
 
 def test_where_all_gradients_have_one_sign_they_do_not_pile_up() -> None:
     """Their deviation is small beside their mean, and so is the threshold."""
-    ranks = Ranks.start(PLAIN, (1000,), 1)
+    ranks = Ranks.start(replace(PLAIN, magnitude="threshold"), (1000,), 1)
     total = torch.zeros(1000)
     for step in range(20):
         (noise,) = gradients_of(ranks, seed=step)
@@ -139,8 +137,9 @@ def test_where_all_gradients_have_one_sign_they_do_not_pile_up() -> None:
     assert 19.0 < float(total.mean()) < 20.5  # of 20; 7 where a sign stands for the threshold
 
 
-def test_without_accumulation_a_sign_stands_for_the_mean() -> None:
-    ranks = Ranks.start(replace(PLAIN, accumulation=False), (5000,), 1)
+@pytest.mark.parametrize("accumulation", [True, False])
+def test_a_sign_stands_for_the_mean_of_what_is_chosen(accumulation: bool) -> None:
+    ranks = Ranks.start(replace(PLAIN, accumulation=accumulation, magnitude="mean"), (5000,), 1)
     (gradient,) = gradients_of(ranks)
     (average,) = ranks.reduce([gradient])
     torch.testing.assert_close(average.abs().max(), gradient[average != 0].abs().mean())
@@ -461,6 +460,8 @@ def test_a_spec_names_an_equal_method(spec: str) -> None:
     ("options", "text"),
     [
         ({"values": "fp8"}, "values must be one of"),
+        ({"magnitude": "median"}, "magnitude must be 'mean' or 'threshold'"),
+        ({"magnitude": "threshold", "accumulation": False}, "accumulation must be True unless magnitude='mean'"),
         ({"compensation": "x"}, "compensation must be one of"),
         ({"clip_norm": -1.0}, "clip_norm must be >= 0"),
         ({"threshold": -1.0}, "threshold must be >= 0"),

@@ -32,6 +32,7 @@ from terngrad.kernels import Statistics, draw_keys
 from terngrad.methods.base import Method, ParameterInfo, spec_of
 
 MASKING, SAM, UPFRONT, NONE = "masking", "sam", "upfront", "none"
+MEAN, THRESHOLD = "mean", "threshold"
 
 
 @dataclass(frozen=True)
@@ -40,6 +41,7 @@ class Sparse(Method):
 
     accumulation: bool = True  # of what is not sent; without it that is lost, which is of use only to see what it does
     values: str = "bf16"  # of what is sent; "sign": a bit each and one magnitude for a layer. Rounding is kept back
+    magnitude: str = MEAN  # of signs: the mean of what is chosen, or the threshold, better for heavy tails
     compensation: str = MASKING  # of momentum: DGC's; "upfront", "sam": one buffer, not two; "none": the optimizer's
     clip_norm: float = 0.0  # of the sum of all workers: each clips its own to it over the square root of N; 0: not
     revision: float = (
@@ -51,6 +53,9 @@ class Sparse(Method):
     def __post_init__(self) -> None:
         self._require("accumulation", type(self.accumulation) is bool, "be True or False")
         self._require("values", self.values in SPARSE_VALUES, f"be one of {', '.join(SPARSE_VALUES)}")
+        self._require("magnitude", self.magnitude in (MEAN, THRESHOLD), f"be {MEAN!r} or {THRESHOLD!r}")
+        whole = self.accumulation or self.magnitude == MEAN
+        self._require("accumulation", whole, "be True unless magnitude='mean': what is beyond the threshold waits")
         kinds = (MASKING, SAM, UPFRONT, NONE)
         self._require("compensation", self.compensation in kinds, f"be one of {', '.join(kinds)}")
         keeps = self.accumulation or self.compensation == NONE
@@ -101,14 +106,14 @@ class Sparse(Method):
         """Above which magnitude of the residual each segment is sent, as float32."""
 
     def sign_limits(self, view: View, thresholds: Tensor) -> Tensor:
-        """The most that a sign of each segment may stand for: its threshold, or its mean if all lie far to one side.
+        """The most that a sign of each segment may stand for.
 
-        The mean of what is chosen is several times as much where a few rows have by far the largest gradients. Most
-        values would then be sent as more than they are, and sent back in the steps that follow.
+        With `magnitude="threshold"` that is the threshold, or the segment's mean where all values lie so far to one
+        side that it is more, so that they do not pile up.
         """
-        keeps = self.accumulation  # otherwise the rest would be lost
         means = (view.statistics.sum / view.numels).abs().float()
-        return torch.where((thresholds > 0) & keeps, torch.maximum(thresholds, means), torch.inf)
+        limited = (thresholds > 0) & (self.magnitude == THRESHOLD)
+        return torch.where(limited, torch.maximum(thresholds, means), torch.inf)
 
 
 @dataclass(frozen=True)
@@ -170,21 +175,15 @@ class SDAGC(Sparse):
         return self.warmup_threshold + (self.threshold - self.warmup_threshold) * step / self.warmup_steps
 
     def thresholds(self, view: View) -> Tensor:
-        wanted = (self.threshold_at(view.step) * self._deviations(view)).float()
+        if self.sigma_of == "gradient":
+            assert view.gradient_statistics is not None  # it was asked for
+            deviations = view.deviations(view.gradient_statistics) * view.factors
+        else:
+            deviations = view.deviations(view.statistics)
+        wanted = (self.threshold_at(view.step) * deviations).float()
         largest = view.statistics.largest
         # Nothing above it: then the largest alone.
         return torch.where(wanted < largest, wanted, torch.nextafter(largest, torch.zeros_like(largest)))
-
-    def sign_limits(self, view: View, thresholds: Tensor) -> Tensor:
-        """Of thresholds below one standard deviation it is that, or steps would be as short as they are low."""
-        return super().sign_limits(view, torch.maximum(thresholds, self._deviations(view).float()))
-
-    def _deviations(self, view: View) -> Tensor:
-        """The standard deviation of each segment that thresholds are measured in."""
-        if self.sigma_of == "residual":
-            return view.deviations(view.statistics)
-        assert view.gradient_statistics is not None  # it was asked for
-        return view.deviations(view.gradient_statistics) * view.factors
 
 
 @dataclass(frozen=True)
