@@ -12,7 +12,7 @@
 
 namespace terngrad {
 
-constexpr int64_t kWindow = 8192;  // elements whose sums are gathered at once; 32 KB of them
+constexpr int64_t kWindow = 16384;  // elements whose sums are gathered at once; 64 KB of them
 
 inline void require_count(const char* what, int64_t got, int64_t need) {
   if (got != need)
@@ -67,22 +67,45 @@ inline std::vector<Sorted> sorted_entries(const std::vector<Entries>& payloads, 
 // Sums of entries within a window of one segment: payload after payload, so that every element's are added in order.
 class Window {
  public:
-  explicit Window(const std::vector<Sorted>& payloads) : payloads_(payloads), cursors_(payloads.size()) {}
+  explicit Window(const std::vector<Sorted>& payloads)
+      : payloads_(payloads), begins_(payloads.size()), ends_(payloads.size()) {}
 
-  // Calls emit(index, sum) by increasing index for what the payloads have in a chunk of at most kWindow elements; and
-  // soon(index) for each of these, as often as it occurs, well before.
-  template <class Soon, class Emit>
-  void sum(const Chunk& chunk, Soon&& soon, Emit&& emit) {
-    if (chunk.span != segment_ || chunk.first != next_) seek(chunk);
-    next_ = chunk.first + chunk.length;
-    for (size_t p = 0; p < payloads_.size(); ++p) add(p, chunk, soon);
-    for (int64_t part = 0; part < kWords / 64; ++part) {
+  // Adds up what the payloads have in a chunk of at most kWindow elements; calls soon(index) for each entry.
+  template <class Soon>
+  void gather(const Chunk& chunk, Soon&& soon) {
+    for_entries([&](int64_t at, float) { sums_[at] = 0.0f; });
+    const bool goes_on = chunk.span == segment_ && chunk.first == first_ + length_;
+    segment_ = chunk.span, first_ = chunk.first, length_ = chunk.length;
+    for (size_t p = 0; p < payloads_.size(); ++p) {
+      begins_[p] = ends_[p] = goes_on ? ends_[p] : find(p, first_);
+      const size_t end = payloads_[p].first[segment_ + 1];
+      while (ends_[p] < end && payloads_[p].entries->indices[ends_[p]] < first_ + length_) ++ends_[p];
+    }
+    for_entries([&](int64_t at, float value) {
+      soon(first_ + at);
+      sums_[at] += value;
+    });
+  }
+
+  // Calls emit(index, sum) for every entry: as often as there are payloads that have it, with the same sum.
+  template <class Emit>
+  void for_each(Emit&& emit) const {
+    for_entries([&](int64_t at, float) { emit(first_ + at, sums_[at]); });
+  }
+
+  // Calls emit(index, sum) once for every element that has an entry, by increasing index.
+  template <class Emit>
+  void in_order(Emit&& emit) {
+    for_entries([&](int64_t at, float) {
+      marks_[at / 64] |= uint64_t(1) << (at % 64);
+      words_[at / 4096] |= uint64_t(1) << (at / 64 % 64);
+    });
+    for (int64_t part = 0; part < kWindow / 4096; ++part) {
       for (uint64_t words = words_[part]; words; words &= words - 1) {
         const int64_t word = 64 * part + __builtin_ctzll(words);
         for (uint64_t marks = marks_[word]; marks; marks &= marks - 1) {
           const int64_t at = 64 * word + __builtin_ctzll(marks);
-          emit(chunk.first + at, sums_[at]);
-          sums_[at] = 0.0f;
+          emit(first_ + at, sums_[at]);
         }
         marks_[word] = 0;
       }
@@ -91,55 +114,38 @@ class Window {
   }
 
  private:
-  void seek(const Chunk& chunk) {
-    segment_ = chunk.span;
-    for (size_t p = 0; p < payloads_.size(); ++p) {
-      const Sorted& payload = payloads_[p];
-      const uint32_t* indices = payload.entries->indices;
-      const uint32_t* end = indices + payload.first[segment_ + 1];
-      cursors_[p] = size_t(std::lower_bound(indices + payload.first[segment_], end, chunk.first) - indices);
-    }
-  }
-
-  template <class Soon>
-  void add(size_t p, const Chunk& chunk, Soon&& soon) {
+  // The first entry of a payload in the segment that is not before an index.
+  size_t find(size_t p, int64_t index) const {
     const Sorted& payload = payloads_[p];
     const uint32_t* indices = payload.entries->indices;
-    const float* values = payload.entries->values;
-    const size_t end = payload.first[segment_ + 1];
-    size_t cursor = cursors_[p];
-    for (; cursor < end && indices[cursor] < next_; ++cursor) {
-      soon(indices[cursor]);
-      const int64_t at = indices[cursor] - chunk.first, word = at / 64;
-      sums_[at] += values[cursor];
-      marks_[word] |= uint64_t(1) << (at % 64);
-      words_[word / 64] |= uint64_t(1) << (word % 64);
-    }
-    cursors_[p] = cursor;
+    const uint32_t* end = indices + payload.first[segment_ + 1];
+    return size_t(std::lower_bound(indices + payload.first[segment_], end, index) - indices);
   }
 
-  static constexpr int64_t kWords = kWindow / 64;
+  // Calls body(where in the window, value) for every entry in it.
+  template <class Body>
+  void for_entries(Body&& body) const {
+    for (size_t p = 0; p < payloads_.size(); ++p) {
+      const uint32_t* indices = payloads_[p].entries->indices;
+      const float* values = payloads_[p].entries->values;
+      for (size_t entry = begins_[p]; entry < ends_[p]; ++entry) body(int64_t(indices[entry]) - first_, values[entry]);
+    }
+  }
 
   const std::vector<Sorted>& payloads_;
-  std::vector<size_t> cursors_;
+  std::vector<size_t> begins_, ends_;  // of each payload's entries in the window
   size_t segment_ = size_t(-1);
-  int64_t next_ = 0;
+  int64_t first_ = 0, length_ = 0;
   float sums_[kWindow] = {};
-  uint64_t marks_[kWords] = {}, words_[kWords / 64] = {};  // where sums are, and where marks are
+  uint64_t marks_[kWindow / 64] = {}, words_[kWindow / 4096] = {};  // where entries are, and where marks are
 };
 
-// Calls emit(chunk, index, sum) for every element that a payload has an entry of, and soon(chunk, index) before.
-template <class Soon, class Emit>
-void for_union(const std::vector<int64_t>& lengths, const std::vector<Sorted>& payloads, int threads, Soon&& soon,
-               Emit&& emit) {
+// Calls body(window, chunk) for all chunks, with a window for each thread.
+template <class Body>
+void for_windows(const std::vector<int64_t>& lengths, const std::vector<Sorted>& payloads, int threads, Body&& body) {
   std::vector<std::unique_ptr<Window>> windows;
   for (int t = threads_for(lengths, threads, kWindow); t > 0; --t) windows.emplace_back(new Window(payloads));
-  const auto gather = [&](const Chunk& chunk) {
-    windows[size_t(chunk.thread)]->sum(
-        chunk, [&](int64_t index) { soon(chunk, index); },
-        [&](int64_t index, float sum) { emit(chunk, index, sum); });
-  };
-  for_chunks(lengths, threads, gather, kWindow);
+  for_chunks(lengths, threads, [&](const Chunk& chunk) { body(*windows[size_t(chunk.thread)], chunk); }, kWindow);
 }
 
 }  // namespace terngrad

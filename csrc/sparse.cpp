@@ -158,12 +158,11 @@ bool scatter_mean(Buffer buffer, const Span* spans, size_t count, const std::vec
   const float share = 1.0f / float(num_ranks);
   with_element(buffer.element, [&](auto tag) {
     auto* target = static_cast<decltype(tag)*>(buffer.data);
-    for_union(
-        lengths, sorted, threads,
-        [&](const Chunk& chunk, int64_t index) { __builtin_prefetch(target + spans[chunk.span].source + index, 1); },
-        [&](const Chunk& chunk, int64_t index, float sum) {
-          store_value(target + spans[chunk.span].source + index, sum * share);
-        });
+    for_windows(lengths, sorted, threads, [&](Window& window, const Chunk& chunk) {
+      auto* const segment = target + spans[chunk.span].source;
+      window.gather(chunk, [&](int64_t index) { __builtin_prefetch(segment + index, 1); });
+      window.for_each([&](int64_t index, float sum) { store_value(segment + index, sum * share); });
+    });
   });
   return true;
 }
@@ -175,15 +174,20 @@ bool merge_entries(const int64_t* lengths_given, size_t count, const std::vector
   const std::vector<Sorted> sorted = sorted_entries(payloads, lengths);
   if (sorted.empty()) return false;
   std::vector<Picked> parts = parts_for(threads_for(lengths, threads, kWindow), count);
-  const auto append = [&](const Chunk& chunk, int64_t index, float sum) {
+  size_t most = 0;
+  for (const Entries& entries : payloads) most += entries.num_indices;
+  for (Picked& part : parts) part.indices.room(most), part.values.room(most);
+  for_windows(lengths, sorted, threads, [&](Window& window, const Chunk& chunk) {
     Picked& part = parts[size_t(chunk.thread)];
-    *part.indices.room(1) = uint32_t(index);
-    *part.values.room(1) = sum;
-    part.indices.grow(1);
-    part.values.grow(1);
-    ++part.counts[chunk.span];
-  };
-  for_union(lengths, sorted, threads, [](const Chunk&, int64_t) {}, append);
+    window.gather(chunk, [](int64_t) {});
+    window.in_order([&](int64_t index, float sum) {
+      *part.indices.room(1) = uint32_t(index);
+      *part.values.room(1) = sum;
+      part.indices.grow(1);
+      part.values.grow(1);
+      ++part.counts[chunk.span];
+    });
+  });
   merged = joined(parts);
   return true;
 }
