@@ -8,7 +8,7 @@
 
 namespace {
 
-// Popping waits longest, for two loads in a row; a single stream is faster without vectors.
+// Popping waits longest, for two loads in a row; of a single stream it is faster without vectors.
 #if defined(__AVX2__)
 typedef VU PushStates;
 constexpr int kPushAbreast = 2, kPopAbreast = 4;
@@ -16,6 +16,7 @@ constexpr int kPushAbreast = 2, kPopAbreast = 4;
 typedef Scalars PushStates;
 constexpr int kPushAbreast = 1, kPopAbreast = 1;
 #endif
+static_assert(kStreamsAbreast % kPushAbreast == 0 && kStreamsAbreast % kPopAbreast == 0, "calls bring whole groups");
 
 // Moves the streams that are not finished to the front and returns how many they are.
 template <class Stream>
@@ -45,7 +46,7 @@ struct Pushing {
   bool finished() const { return left == 0 || words <= begin; }
 };
 
-// Pushes groups of unfinished streams until one is finished. Touches at most 18 bytes below `begin`.
+// Pushes groups of unfinished streams until one is finished. Touches at most 15 bytes below `begin`.
 template <class States, int kCount>
 void push_abreast(Pushing* const* streams) {
   const Push* pushes[kCount];

@@ -1,6 +1,7 @@
 #include "sparse.h"
 
 #include <algorithm>
+#include <numeric>
 #include <stdexcept>
 #include <string>
 
@@ -176,7 +177,11 @@ bool merge_entries(const int64_t* lengths_given, size_t count, const std::vector
   std::vector<Picked> parts = parts_for(threads_for(lengths, threads, kWindow), count);
   size_t most = 0;
   for (const Entries& entries : payloads) most += entries.num_indices;
-  for (Picked& part : parts) part.indices.room(most), part.values.room(most);
+  most = std::min(most, size_t(std::accumulate(lengths.begin(), lengths.end(), int64_t(0))));
+  for (Picked& part : parts) {
+    part.indices.room(most);
+    part.values.room(most);
+  }
   for_windows(lengths, sorted, threads, [&](Window& window, const Chunk& chunk) {
     Picked& part = parts[size_t(chunk.thread)];
     window.gather(chunk, [](int64_t) {});

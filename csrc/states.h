@@ -69,7 +69,7 @@ TG_INLINE void push(const Push& symbol, uint32_t& state, uint8_t*& words) {
   state += symbol.start + quotient * symbol.complement;
 }
 
-// Eight symbols, the last first. Touches at most kMostWords + 2 bytes below `words`.
+// Eight symbols, the last first. Touches at most kMostWords bytes below `words`.
 TG_INLINE void push_group(const Push* pushes, const uint8_t* symbols, Scalars& states, uint8_t*& words) {
 #pragma GCC unroll 8
   for (int j = kStates - 1; j >= 0; --j) push(pushes[symbols[j]], states.x[j], words);

@@ -108,6 +108,7 @@ class VirtualWorkers:
 
     def _exchange(self) -> None:
         """Leaves the average in the first row."""
+        self._momentum.take_loaded()
         count = self.num_workers
         chosen = cheapest(self._exchanges, self.method, lambda exchange: self._frame_for(exchange).expected, count)
         frame = self._frame_for(chosen)

@@ -23,6 +23,7 @@ STEPS = 8
 METHODS = (
     "sdagc:threshold=2,values=bf16,compensation=masking",
     "sdagc:threshold=2",
+    "sdagc:threshold=2,magnitude=threshold",
     "sdagc:threshold=2,compensation=sam",
     "sdagc:threshold=2,compensation=none,values=fp32,dense_below=100",
     "dgc:density=0.05",
@@ -181,6 +182,62 @@ def test_momentum_moves_to_the_method_and_back() -> None:
         assert found["back"] == (0.9, True, 1e-3)
     assert same([found["buffers"] for found in ranks])
     assert same([found["end"] for found in ranks])
+
+
+@stage.scenario(2)
+def continued_from_plain_training(rank: int, world_size: int) -> dict[str, str]:
+    """A checkpoint of plain DDP, loaded before attach and after it."""
+    plain = Run("fp32", rank)
+    plain.train(range(3))
+    saved = plain.optimizer.state_dict(), plain.model.module.state_dict()
+    found = {}
+    for loaded_first in (False, True):
+        torch.manual_seed(0)
+        model = DistributedDataParallel(Net())
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9, weight_decay=1e-3)
+        model.module.load_state_dict(saved[1])
+        if loaded_first:
+            optimizer.load_state_dict(saved[0])
+        handle = tg.attach(model, "sdagc:threshold=2,compensation=masking", optimizer=optimizer)
+        if not loaded_first:
+            optimizer.load_state_dict(saved[0])
+        for step in range(3, 8):
+            optimizer.zero_grad()
+            torch.autograd.backward(loss_of(model, rank, step))
+            optimizer.step()
+        found[f"loaded_first={loaded_first}"] = digest(parameters(model))
+        handle.detach()
+    return found
+
+
+def test_an_optimizer_may_be_loaded_before_attach_or_after_it() -> None:
+    assert all(same(list(found.values())) for found in stage.play(continued_from_plain_training, 2))
+
+
+@stage.scenario(2)
+def saved_while_attached(rank: int, world_size: int) -> dict[str, Any]:
+    run = Run("sdagc:threshold=2", rank, nesterov=True)
+    run.train(range(2))
+    state = run.optimizer.state_dict()
+    plain = torch.optim.SGD(Net().parameters(), lr=0.05)
+    plain.load_state_dict(state)
+    names = ("momentum", "nesterov", "weight_decay")
+    found = {
+        "attached": [run.optimizer.param_groups[0][name] for name in names],
+        "loaded": [plain.param_groups[0][name] for name in names],
+    }
+    run.optimizer.load_state_dict(state)
+    run.train(range(2, 4))
+    found["after"] = [run.optimizer.param_groups[0][name] for name in names]
+    run.handle.detach()
+    found["detached"] = [run.optimizer.state_dict()["param_groups"][0][name] for name in names]
+    return found
+
+
+def test_an_optimizers_checkpoint_has_the_momentum_that_it_was_told_to_have() -> None:
+    mine, moved = [0.9, True, 1e-3], [0.0, False, 0.0]
+    for found in stage.play(saved_while_attached, 2):
+        assert found == {"attached": moved, "loaded": mine, "after": moved, "detached": mine}
 
 
 @stage.scenario(2)
@@ -406,6 +463,44 @@ def odd_steps(rank: int, world_size: int) -> dict[str, Any]:
         optimizer.step()
     dist.barrier()
     return {"end": digest(parameters(model))}
+
+
+@stage.scenario(2)
+def branches_in_turn(rank: int, world_size: int) -> dict[str, Any]:
+    """What was given, has arrived and is held back of a net whose parameters stay as they are."""
+    found: dict[str, Any] = {}
+    for drained in (False, True):
+        torch.manual_seed(0)
+        net = Branches()
+        model = DistributedDataParallel(net, find_unused_parameters=True)
+        handle = tg.attach(model, "sdagc:threshold=1,values=fp32,compensation=none")
+        own = {name: torch.zeros_like(p) for name, p in net.named_parameters()}
+        arrived = {name: torch.zeros_like(p) for name, p in net.named_parameters()}
+        for step in range(12):
+            net.step = step
+            if drained and step == 11:
+                handle.drain()
+            for target, run in ((own, net), (arrived, model)):
+                model.zero_grad()
+                torch.autograd.backward(loss_of(run, rank, step))
+                for name, p in net.named_parameters():
+                    if p.grad is not None:
+                        target[name] += p.grad
+        held = {name: residual.view_as(own[name]) for name, residual in handle.state_dict()["residuals"].items()}
+        for name, given in own.items():
+            left = given - held.get(name, torch.zeros(()))
+            dist.all_reduce(left)
+            torch.testing.assert_close(arrived[name], left / world_size, rtol=1e-4, atol=1e-5)
+        found[f"held, drained={drained}"] = sorted(held)
+        handle.detach()
+    return found
+
+
+def test_nothing_is_lost_of_parameters_that_no_rank_uses_in_some_steps() -> None:
+    for found in stage.play(branches_in_turn, 2):
+        names = ["layers.0.bias", "layers.0.weight", "layers.1.bias", "layers.1.weight"]
+        assert found["held, drained=False"] == names
+        assert found["held, drained=True"] == names[:2]  # which the last step does not use
 
 
 def test_accumulated_and_unused_gradients_leave_replicas_equal() -> None:

@@ -13,9 +13,9 @@ from torch import Tensor
 from terngrad.kernels import Accumulated, Entries, Kernels, num_tiles
 from terngrad.kernels.layout import Int64Array
 
-# Nothing, one element, whole and broken rows, tiles, chunks of 3840 and windows of 8192.
+# Nothing, one element, whole and broken rows, tiles, chunks of 3840 and windows of 16384.
 LENGTHS = (
-    0, 1, 2, 7, 8, 9, 15, 16, 17, 63, 64, 65, 0, 127, 128, 129, 640, 3839, 3840, 3841, 8191, 8192, 8193, 20_001,
+    0, 1, 2, 7, 8, 9, 15, 16, 17, 63, 64, 65, 0, 127, 128, 129, 640, 3839, 3840, 3841, 16_383, 16_384, 16_385, 20_001,
 )  # fmt: skip
 LARGE = (120_000, 5, 200_003, 0, 90_001)  # enough for three threads in every kernel
 UNTOUCHED = 7.0  # what a buffer holds between its segments

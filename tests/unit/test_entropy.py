@@ -113,11 +113,13 @@ def test_symbols_of_unlike_statistics_equal_the_reference(native: Kernels) -> No
         assert_same_streams(native, symbols, *TERNARY, 4990)
 
 
-def unlike_streams(count: int, seed: int) -> tuple[Tensor, Int64Array]:
-    """Streams of any length and density, some not worth coding."""
+def unlike_streams(count: int, seed: int, times: int) -> tuple[Tensor, Int64Array]:
+    """Streams of any length, times a number, and density; some not worth coding."""
     random = np.random.default_rng(seed)
     parts = [
-        ternary_symbols(int(random.choice([0, 5, 90, 800, 801, 3000])), float(random.choice([0.001, 0.1, 0.5, 1.0])), i)
+        ternary_symbols(
+            times * int(random.choice([0, 5, 90, 800, 801, 3000])), float(random.choice([0.001, 0.1, 0.5, 1.0])), i
+        )
         for i in range(count)
     ]
     return torch.cat([*parts, ternary_symbols(3, 0.5)]), spans_of(*map(len, parts), gap=0)
@@ -128,7 +130,7 @@ def unlike_streams(count: int, seed: int) -> tuple[Tensor, Int64Array]:
 def test_streams_coded_abreast_are_as_alone_however_unlike_they_are(name: str, threads: int) -> None:
     native = named(name, threads)
     for seed in range(20):
-        symbols, spans = unlike_streams(1 + seed % 10, seed)
+        symbols, spans = unlike_streams(1 + seed % 10, seed, 1 if threads == 1 else 7)  # enough for several threads
         together, lengths = encode(native, symbols, *TERNARY, spans)
         alone = [encode(native, symbols, *TERNARY, spans[i : i + 1])[0] for i in range(len(spans))]
         assert torch.equal(together, torch.cat(alone))

@@ -104,16 +104,53 @@ def test_a_layer_without_outliers_sends_its_largest() -> None:
     assert average[999] == 1.0
 
 
-@pytest.mark.parametrize("method", [PLAIN, DGC(compensation="none", density=0.1, values="sign")])
-def test_where_few_values_are_by_far_the_largest_signs_stand_for_no_more_than_was_there(method: Sparse) -> None:
+@pytest.mark.parametrize(
+    ("method", "at_least"), [(PLAIN, 30), (DGC(compensation="none", density=0.1, values="sign"), 400)]
+)
+def test_where_few_values_are_by_far_the_largest_signs_stand_for_no_more_than_was_there(
+    method: Sparse, at_least: int
+) -> None:
     ranks = Ranks.start(replace(method, magnitude="threshold"), (5000,), 1)
     (gradient,) = gradients_of(ranks)
     gradient[:100] *= 100.0
     (average,) = ranks.reduce([gradient])
     sent = average != 0
-    assert 100 < int(sent.sum()) < 2500 or isinstance(method, SDAGC)
+    assert at_least < int(sent.sum()) < 700
     assert bool((average.sign() == gradient.sign())[sent].all())
     assert bool((average.abs() <= gradient.abs())[sent].all())  # so what is left is not sent back
+
+
+def test_a_sign_stands_for_the_threshold_of_its_own_layer() -> None:
+    ranks = Ranks.start(replace(PLAIN, magnitude="threshold"), (400, 3000, 2000), 1)
+    (gradient,) = gradients_of(ranks)
+    gradient[:400] = 0.0
+    gradient[3400:] *= 10.0
+    (average,) = ranks.reduce([gradient])
+    assert not average[:400].any()
+    for layer in (slice(400, 3400), slice(3400, 5400)):
+        deviation = gradient[layer].double().std(correction=0).float()
+        torch.testing.assert_close(average[layer].abs().max(), 2.0 * deviation)
+
+
+def test_sums_beyond_single_precision_leave_averages_finite() -> None:
+    """With signs for the threshold, where the mean of a layer is one of the limits."""
+    ranks = Ranks.start(replace(PLAIN, magnitude="threshold"), (5000,), 2)
+    gradients = [2e37 * gradient for gradient in gradients_of(ranks)]
+    for step in range(5):
+        average = ranks.reduce(gradients, step=step)[0]
+        assert bool(average.isfinite().all())
+        gradients = gradients_of(ranks, seed=step)
+    assert float(held(ranks, 0).abs().max()) < 1e38
+
+
+@pytest.mark.parametrize("bad", [torch.inf, torch.nan])
+def test_what_is_not_finite_reaches_all_also_with_signs_for_the_threshold(bad: float) -> None:
+    ranks = start(replace(PLAIN, magnitude="threshold"), 2)
+    gradients = gradients_of(ranks)
+    gradients[1][17] = bad
+    averages = ranks.reduce(gradients)
+    assert all(not average[:5000].isfinite().all() for average in averages)
+    assert all(bool(average[5000:].isfinite().all()) for average in averages)
 
 
 @pytest.mark.parametrize("threshold", [0.0, 2.0, 100.0])
@@ -181,19 +218,68 @@ def test_dgc_leaves_parameters_of_one_dimension_alone() -> None:
 # What is held back
 
 
-@pytest.mark.parametrize("values", VALUES)
-def test_what_was_sent_and_what_is_held_back_is_all_there_was(values: str) -> None:
-    """Over 1,000 steps, for every element, to the rounding of single precision."""
-    ranks = Ranks.start(SDAGC(compensation="none", threshold=2.5, values=values), (300, 40), 2)
+@pytest.mark.parametrize("num_shards", [1, 2])
+@pytest.mark.parametrize(
+    "method",
+    [
+        *(SDAGC(values=values) for values in VALUES),
+        SDAGC(magnitude="threshold"),
+        SDAGC(compensation="none"),
+        *(DGC(compensation="none", density=0.02, values=values) for values in VALUES),
+        DGC(compensation="none", density=0.02, values="sign", magnitude="threshold"),
+    ],
+    ids=lambda method: method.spec,
+)
+def test_what_was_sent_and_what_is_held_back_is_all_there_was(method: Sparse, num_shards: int) -> None:
+    """Over 1,000 steps, for every element, to the rounding of single precision.
+
+    Each step rounds what is held back, of up to some 50, by 2^-24 of it at most; errors add up as those of a random
+    walk, and are 5e-5 at most here. The gradients are always the same: there are no false alarms.
+    """
+    ranks = Ranks.start(method, (300, 40), 2)
+    for coder in ranks.coders:
+        coder.momenta = dict.fromkeys(range(2), Momentum(0.75))
+    gain = 2.5 if method.compensation == "upfront" else 1.0  # 1 + 0.75 / (2 * 0.25)
     generator = torch.Generator().manual_seed(3)
     given, sent = torch.zeros(340, dtype=torch.float64), torch.zeros(340, dtype=torch.float64)
     for step in range(1000):
         gradients = [torch.randn(340, generator=generator) for _ in range(2)]
-        given += sum(gradient.double() for gradient in gradients)
-        sent += 2 * ranks.reduce(gradients, step=step)[0].double()
+        given += gain * sum(gradient.double() for gradient in gradients)
+        sent += 2 * ranks.reduce(gradients, num_shards, step)[0].double()
     kept = sum(torch.cat(list(coder.residuals.values())).double() for coder in ranks.coders)
-    largest = 1000**0.5 * 4  # of a sum on the way
-    assert float((sent + kept - given).abs().max()) < 1000 * largest * 2**-24
+    assert float((sent + kept - given).abs().max()) < 3e-4
+
+
+@pytest.mark.parametrize("num_shards", [1, 2])
+def test_a_drain_sends_everything_whatever_is_revised(num_shards: int) -> None:
+    ranks = start(replace(PLAIN, values="fp32", revision=1.0), 2)
+    given = [gradients_of(ranks, seed=step) for step in range(2)]
+    sent = ranks.reduce(given[0], num_shards)[0]
+    for coder in ranks.coders:
+        coder.draining = True
+    sent = sent + ranks.reduce(given[1], num_shards, step=1)[0]
+    torch.testing.assert_close(sent, sum(a + b for a, b in given) / 2, rtol=1e-5, atol=1e-5)
+    assert not held(ranks, 0).any()
+
+
+@pytest.mark.parametrize("drain", [False, True])
+@pytest.mark.parametrize("method", [PLAIN, replace(PLAIN, dense_below=10**6), TernGrad(error_feedback=True)])
+def test_what_is_held_back_of_a_parameter_that_was_not_used_waits(method: Method, drain: bool) -> None:
+    """DDP writes no average of what no rank has used, and a rank does not know about the others."""
+    ranks = start(PLAIN, 2)
+    ranks.all_gather(gradients_of(ranks))
+    before = held(ranks, 0)
+    gradients = gradients_of(ranks, seed=1)
+    for coder, gradient in zip(ranks.coders, gradients, strict=True):
+        coder.set_method(method)
+        coder.leaves_unused, coder.draining = True, drain
+        gradient[:5000] = 0.0
+    average = ranks.all_gather(gradients, step=1)[0]
+    assert not average[:5000].any()
+    assert bool(average[5000:].any())
+    assert torch.equal(held(ranks, 0)[:5000], before[:5000])
+    ranks.all_gather(gradients_of(ranks, seed=2), step=2)
+    assert not torch.equal(held(ranks, 0)[:5000], before[:5000])
 
 
 def test_momentum_acts_on_what_is_held_back() -> None:
@@ -462,6 +548,7 @@ def test_a_spec_names_an_equal_method(spec: str) -> None:
         ({"values": "fp8"}, "values must be one of"),
         ({"magnitude": "median"}, "magnitude must be 'mean' or 'threshold'"),
         ({"magnitude": "threshold", "accumulation": False}, "accumulation must be True unless magnitude='mean'"),
+        ({"magnitude": "threshold", "values": "bf16"}, "magnitude must be 'mean' unless values='sign'"),
         ({"compensation": "x"}, "compensation must be one of"),
         ({"clip_norm": -1.0}, "clip_norm must be >= 0"),
         ({"threshold": -1.0}, "threshold must be >= 0"),

@@ -16,10 +16,11 @@ from terngrad.codecs.sparse import (
     whole_message,
     write_picks,
 )
+from terngrad.codecs.sparse_values import SIGN
 from terngrad.codecs.sparse_values import VALUES as SPARSE_VALUES
 
 __all__ = [
-    "CODES", "DENSE_TYPES", "HEADER_BYTES", "SPARSE_VALUES", "AnyFrame", "Body", "DenseSpan", "DenseType",
+    "CODES", "DENSE_TYPES", "HEADER_BYTES", "SIGN", "SPARSE_VALUES", "AnyFrame", "Body", "DenseSpan", "DenseType",
     "EntropyFrame", "Envelope", "Frame", "Header", "Picks", "Segment", "Shard", "SparseFrame", "SparseShard", "as_read",
     "bits_of", "coded", "dense_values", "read_description", "read_picks", "whole_message", "write_picks",
 ]  # fmt: skip

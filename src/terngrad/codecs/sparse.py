@@ -186,15 +186,20 @@ class Picks:
         return Picks(self.positions[begin:end], self.values[begin:end])
 
 
+def _all_counts(frame: SparseFrame, positions: Int64Array) -> Int64Array:
+    """How many positions each segment has."""
+    return np.diff(np.searchsorted(positions, frame.starts))
+
+
 def _counts(frame: SparseFrame, positions: Int64Array) -> Int64Array:
     """How many positions each segment has that has any."""
-    counts = np.diff(np.searchsorted(positions, frame.starts))
+    counts = _all_counts(frame, positions)
     return counts[counts > 0]
 
 
 def as_read(frame: SparseFrame, picks: Picks, limits: FloatArray) -> Picks:
     """Picks of the whole bucket, with the values that will be read of them; of signs at most their segment's limit."""
-    counts = np.diff(np.searchsorted(picks.positions, frame.starts))
+    counts = _all_counts(frame, picks.positions)
     chosen = counts > 0
     return Picks(picks.positions, round_values(frame.values, picks.values, counts[chosen], limits[chosen]))
 

@@ -86,6 +86,7 @@ def attach(
         seed=seed,
         verify_every=verify_every,
         measure_every=measure_every,
+        leaves_unused=ddp.find_unused_parameters,
     )
     if slot is not None:
         slot.handle = handle
@@ -100,9 +101,10 @@ def hook(
 ) -> tuple[Slot, Callable[..., Any]]:
     """The (state, hook) pair for `register_comm_hook`, for a module that DDP will wrap; `state.handle` is the handle.
 
-    Takes the options of `attach`.
+    Takes the options of `attach`; and, if `find_unused_parameters` will be set, `leaves_unused=True`.
     """
     if isinstance(model, DistributedDataParallel):
+        options.setdefault("leaves_unused", model.find_unused_parameters)
         group = group or model.process_group
         model = model.module
     group = group or dist.distributed_c10d._get_default_group()

@@ -69,6 +69,7 @@ class Handle:
         seed: int = 0,
         verify_every: int = 0,
         measure_every: int = 100,
+        leaves_unused: bool = False,
     ) -> None:
         self._auto = auto = as_auto(method)
         method = Dense() if auto is not None else as_method(method)
@@ -94,9 +95,9 @@ class Handle:
         self._crew = LaneCrew(self._lane, self._channel, device, _step_of(weakref.ref(self)))
         self._phases = Phases()
         self._scratch = (Scratch(), Scratch())
-        self._coder = Coder(
-            method, describe(self._parameters), self._channel.rank, self._channel.world_size, operator.index(seed)
-        )
+        rank, world_size = self._channel.rank, self._channel.world_size
+        self._coder = Coder(method, describe(self._parameters), rank, world_size, operator.index(seed))
+        self._coder.leaves_unused = leaves_unused
         self._momentum = MomentumLink(optimizer, self._parameters, [self._coder], by_memory=True)
         self._selection = Selection(self._coder, exchanges, self._momentum, self._parameters, self._crew)
         self._grad_scaler = grad_scaler
@@ -188,7 +189,10 @@ class Handle:
             self._pilot.pin(replace(self._pilot.decisions[-1], step=self._step, reason="pinned"))
 
     def drain(self) -> None:
-        """Makes the next step dense: it sends the residuals as well, and leaves none."""
+        """Makes the next step dense: it sends the residuals as well.
+
+        Of parameters that this rank does not use in that step, with `find_unused_parameters`, they stay.
+        """
         self._agree("drain", draining=True)
         self._coder.draining = True
 
@@ -332,6 +336,7 @@ class Handle:
             decision = self._pilot.begin(step)
             if decision is not None:
                 self._selection.follow(decision)
+        self._momentum.take_loaded()
         if self._grad_scaler is not None:
             self._coder.rescale(self._grad_scaler.get_scale())
         if self._verify_every and step % self._verify_every == 0:

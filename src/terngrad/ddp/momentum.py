@@ -118,12 +118,20 @@ class MomentumLink:
         """What is held back was a gradient for the optimizer, and becomes what it would be if it came now."""
         assert self._optimizer is not None  # the caller has looked
         at_once = self._sparse if self._form == UPFRONT else frozenset()
-        self._moved = moved = MovedMomentum(self._optimizer, self._list, at_once)
-        velocities = {i: self._flat(i, found) for i, found in moved.take().items()}
+        self._moved = moved = MovedMomentum(self._optimizer, self._list, at_once, self._adopt)
+        moved.take()
         for coder in self._coders:
             coder.momenta = moved.momenta
             for i in self._sparse & set(coder.residuals):
                 coder.residuals[i] = coder.residuals[i].float() * self._weight(moved.momenta[i])
+        moved.take_velocities()
+
+    def _adopt(self, found: Mapping[int, Tensor]) -> None:
+        """Velocities of the optimizer become the method's."""
+        assert self._moved is not None  # it calls
+        moved = self._moved
+        velocities = {i: self._flat(i, velocity) for i, velocity in found.items()}
+        for coder in self._coders:
             for i, velocity in velocities.items():
                 momentum = moved.momenta[i]
                 if i in self._sparse and self._form != MASKING:
@@ -132,6 +140,11 @@ class MomentumLink:
                     held.add_(velocity, alpha=to_come * coder.scale)
                 else:
                     coder.velocities[i] = velocity * (coder.scale * momentum.ahead)
+
+    def take_loaded(self) -> None:
+        """Takes velocities that the optimizer has got since, with a checkpoint that was loaded into it."""
+        if self._moved is not None:
+            self._moved.take_velocities()
 
     def give_back(self, mean: Mean) -> None:
         """The optimizer has its momentum again, and the mean of all ranks' velocities, where the method had any."""
@@ -207,34 +220,51 @@ class MovedMomentum:
     """The momentum of one optimizer, while it is with a method, which adds that of some parameters `at_once`."""
 
     def __init__(
-        self, optimizer: torch.optim.Optimizer, parameters: Sequence[nn.Parameter], at_once: frozenset[int]
+        self,
+        optimizer: torch.optim.Optimizer,
+        parameters: Sequence[nn.Parameter],
+        at_once: frozenset[int],
+        adopt: Callable[[Mapping[int, Tensor]], None],
     ) -> None:
         self._optimizer = optimizer
         self._at_once = at_once
+        self._adopt = adopt  # takes the velocities that were the optimizer's, by parameter index
         self._index = {id(p): i for i, p in enumerate(parameters)}
         self._kept: list[dict[str, Any]] = []  # of each group, what it was told to be
         self._decay: dict[int, Tensor] = {}  # velocity of weight decay, by parameter index
-        self._hook: Any = None
+        self._hooks: list[Any] = []
         self.momenta: dict[int, Momentum] = {}  # by parameter index
 
-    def take(self) -> dict[int, Tensor]:
-        """Takes momentum out of the optimizer, and gives the velocities it had, by parameter index."""
+    def take(self) -> None:
+        """Takes momentum out of the optimizer's groups."""
         self._kept = [{key: group[key] for key in _MOVED} for group in self._optimizer.param_groups]
-        self._hook = self._optimizer.register_step_pre_hook(self._before_step)
+        self._hooks = [
+            self._optimizer.register_step_pre_hook(self._before_step),
+            self._optimizer.register_state_dict_post_hook(self._show_saved),
+        ]
         self._empty_groups()
+
+    def take_velocities(self) -> None:
+        """Takes those that the optimizer has: at first, and after a state that has some was loaded into it."""
         velocities = {}
         for group in self._optimizer.param_groups:
             for p in group["params"]:
                 found = self._optimizer.state[p].pop("momentum_buffer", None)
                 if found is not None:
                     velocities[self._index[id(p)]] = found.detach()
-        return velocities
+        if velocities:
+            self._adopt(velocities)
+
+    def _show_saved(self, _: Any, state: dict[str, Any]) -> None:
+        """An optimizer's checkpoint says what groups were told to be, so that any optimizer can go on with it."""
+        for group, kept in zip(state["param_groups"], self._kept, strict=False):
+            group.update(kept)
 
     def give_back(self, velocities: Mapping[int, Tensor]) -> None:
         """Ends it: the optimizer has its momentum again, with these velocities."""
-        if self._hook is not None:
-            self._hook.remove()
-            self._hook = None
+        for hook in self._hooks:
+            hook.remove()
+        self._hooks = []
         for group, kept in zip(self._optimizer.param_groups, self._kept, strict=False):
             group.update(kept)
             for p in group["params"]:

@@ -200,8 +200,11 @@ class BucketCode:
 
     def _add_residuals(self) -> None:
         for segment in (*self.frame.ternary, *self.frame.dense):
-            if segment.index in self.coder.residuals:
-                self._view(segment).add_(self.coder.residuals[segment.index])
+            held = self.coder.residuals.get(segment.index)
+            if held is not None and self.coder.waits(segment, self.buffer):
+                self.coder.next_residuals[segment.index] = held
+            elif held is not None:
+                self._view(segment).add_(held)
 
     def _keep_residuals(self) -> None:
         """The next residual is the gradient less what this rank's codes say."""
@@ -209,7 +212,7 @@ class BucketCode:
         self._kernels.mean_shared(sent, self.frame.runs, [self._messages], self._own_scale, self.frame.code)
         for segment in self.frame.ternary:
             kept = self._view(segment) - sent[segment.source : segment.source + segment.numel]
-            self.coder.next_residuals[segment.index] = kept
+            self.coder.next_residuals.setdefault(segment.index, kept)  # of those that wait it is there already
 
     def settle_residuals(self) -> None:
         """What was added to this gradient and not kept again is sent; void is the step if the average, which the buffer

@@ -78,6 +78,7 @@ class Coder:
     is_void: bool = False  # an average of this step is not finite, so its gradients will not be used
     measured: dict[int, Measured] = field(default_factory=dict)
     draining: bool = False
+    leaves_unused: bool = False  # DDP writes no average of a parameter that no rank has used (find_unused_parameters)
     _taken: dict[int, Measured] = field(default_factory=dict)  # `measured` as it was when last taken
     _frames: dict[object, AnyFrame] = field(default_factory=dict)
 
@@ -163,6 +164,13 @@ class Coder:
     def velocity(self, index: int, numel: int, device: torch.device) -> Tensor:
         """Likewise its velocity."""
         return _state(self.velocities, index, numel, device)
+
+    def waits(self, segment: Segment, buffer: Tensor) -> bool:
+        """Whether what is held back of a parameter stays where it is: if no rank has used it, what arrives is lost."""
+        if not self.leaves_unused:
+            return False
+        own = buffer[segment.source : segment.source + segment.numel]
+        return not (bool(own[:64].any()) or bool(own.any()))  # nearly always told by the first few
 
     def is_dense_step(self, step: int, epoch: int) -> bool:
         """Whether all of a bucket is sent dense in this step."""

@@ -26,7 +26,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from terngrad.codecs import SPARSE_VALUES
+from terngrad.codecs import SIGN, SPARSE_VALUES
 from terngrad.errors import ConfigurationError
 from terngrad.kernels import Statistics, draw_keys
 from terngrad.methods.base import Method, ParameterInfo, spec_of
@@ -54,8 +54,10 @@ class Sparse(Method):
         self._require("accumulation", type(self.accumulation) is bool, "be True or False")
         self._require("values", self.values in SPARSE_VALUES, f"be one of {', '.join(SPARSE_VALUES)}")
         self._require("magnitude", self.magnitude in (MEAN, THRESHOLD), f"be {MEAN!r} or {THRESHOLD!r}")
-        whole = self.accumulation or self.magnitude == MEAN
-        self._require("accumulation", whole, "be True unless magnitude='mean': what is beyond the threshold waits")
+        mean = self.magnitude == MEAN
+        self._require("magnitude", mean or self.values == SIGN, "be 'mean' unless values='sign'")
+        waits = mean or self.accumulation
+        self._require("accumulation", waits, "be True unless magnitude='mean': what is beyond the threshold waits")
         kinds = (MASKING, SAM, UPFRONT, NONE)
         self._require("compensation", self.compensation in kinds, f"be one of {', '.join(kinds)}")
         keeps = self.accumulation or self.compensation == NONE
@@ -106,13 +108,13 @@ class Sparse(Method):
         """Above which magnitude of the residual each segment is sent, as float32."""
 
     def sign_limits(self, view: View, thresholds: Tensor) -> Tensor:
-        """The most that a sign of each segment may stand for.
+        """The most that a sign of each segment may stand for; infinite: the mean of what is chosen.
 
         With `magnitude="threshold"` that is the threshold, or the segment's mean where all values lie so far to one
-        side that it is more, so that they do not pile up.
+        side that it is more, so that they do not pile up. It is infinite where there is nothing to go by.
         """
         means = (view.statistics.sum / view.numels).abs().float()
-        limited = (thresholds > 0) & (self.magnitude == THRESHOLD)
+        limited = (thresholds > 0) & means.isfinite() & (self.magnitude == THRESHOLD)
         return torch.where(limited, torch.maximum(thresholds, means), torch.inf)
 
 
@@ -155,6 +157,8 @@ class SDAGC(Sparse):
         ok = type(self.warmup_steps) is int and self.warmup_steps >= 0
         self._require("warmup_steps", ok, "be an integer >= 0")
         self._require("sigma_of", self.sigma_of in ("residual", "gradient"), "be 'residual' or 'gradient'")
+        follows = self.magnitude == MEAN or self.sigma_of == "residual"
+        self._require("sigma_of", follows, "be 'residual' unless magnitude='mean': fading gradients would wait")
 
     @property
     def spec(self) -> str:

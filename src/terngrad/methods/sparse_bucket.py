@@ -116,7 +116,7 @@ class SparseBucket:
     def _add_residuals_of_dense(self) -> None:
         """What an earlier method has held back of parameters that this one sends whole goes with them."""
         for segment in self.frame.dense:
-            if segment.index in self.coder.residuals:
+            if segment.index in self.coder.residuals and not self.coder.waits(segment, self.buffer):
                 own = self.buffer[segment.source : segment.source + segment.numel]
                 own.add_(self.coder.residuals[segment.index])
                 self.coder.next_residuals[segment.index] = None
@@ -124,6 +124,7 @@ class SparseBucket:
     def _choose(self) -> Picks:
         """Takes what is to be sent out of the state."""
         coder, segments = self.coder, self.frame.sparse
+        waiting = torch.tensor([coder.waits(s, self.buffer) for s in segments], device=self.buffer.device)
         gradients = self._statistics_of_gradient()
         residuals = [coder.residual(s.index, s.numel, self.buffer.device) for s in segments]
         velocities = self._velocities()
@@ -132,7 +133,7 @@ class SparseBucket:
         statistics, finite = self._accumulate(velocities, residuals, maxima, factors)
         thresholds, limits = self._thresholds(residuals, statistics, gradients, factors)
         # A gradient with an element that is not finite must be seen by everyone: it is sent as one NaN.
-        thresholds = torch.where(finite, thresholds, torch.nan)
+        thresholds = torch.where(finite, thresholds, torch.nan).masked_fill(waiting, torch.inf)
         entries, saved = self._kernels.select(residuals, velocities, maxima, thresholds, self._kept)
         coder.undo.append(partial(self._kernels.restore, residuals, velocities, entries, saved))
         self._residuals, self._chosen = residuals, entries
@@ -281,7 +282,7 @@ class SparseBucket:
         if self.frame.sparse:
             payloads = [self._entries_of(picks) for picks in found]
             self._might_overflow = not self._surely_finite(found)
-            if self._method.revision:
+            if self._method.revision and not self.frame.whole:
                 payloads = [self._revised(payloads)]
             if not self._kernels.scatter_mean(self.buffer, self._spans, payloads, num_ranks):
                 raise WireError(f"{self.envelope.where}: positions out of order; a message was corrupted on its way")
