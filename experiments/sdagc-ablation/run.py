@@ -24,6 +24,7 @@ PARTS = {
     "with local clipping": "clip_norm=1",
     "with revision": "revision=0.5",
     "values in bf16": "values=bf16",
+    "signs for the threshold": "magnitude=threshold",
 }
 
 

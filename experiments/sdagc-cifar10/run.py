@@ -12,6 +12,7 @@ import grid
 RECIPES = {"ResNet-20": ("resnet20-cifar10", "--batch", "32")}
 STEPS = {"ResNet-20": 1_500}
 VARIANTS = {"at 3.2 sigma": (grid.SDAGC.replace("2.5", "3.2"), 3)}
+FOR_THE_THRESHOLD = grid.SDAGC.replace("sign", "sign,magnitude=threshold")
 LR = "0.055"  # as long steps, with the recipe's momentum, as SDAGC makes of 0.1
 
 
@@ -26,12 +27,17 @@ def arms(options: argparse.Namespace) -> list[grid.Arm]:
     ]
     plain = found[0]
     high = next(arm for arm in found if arm.label.endswith("3.2 sigma"))
+    *common, _ = plain.arguments  # all but the method
+    signs = grid.Arm(f"{found[1].label} with signs for the threshold", (*common, FOR_THE_THRESHOLD), most_seeds=3)
     late = grid.Arm(f"{plain.label}, lr falls late", (*plain.arguments, *LATE), plain.label)
     return [
         *found,
         grid.Arm(f"{plain.label} at lr {LR}", (*plain.arguments, "--lr", LR), plain.label),
         late,
-        *(grid.Arm(f"{arm.label}, lr falls late", (*arm.arguments, *LATE), late.label) for arm in (found[1], high)),
+        *(
+            grid.Arm(f"{arm.label}, lr falls late", (*arm.arguments, *LATE), late.label, arm.most_seeds)
+            for arm in (found[1], high, signs)
+        ),
     ]
 
 

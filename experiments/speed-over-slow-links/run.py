@@ -29,7 +29,7 @@ TOO_LARGE = {("vgg-a", 4): ("powersgd-1", "powersgd-4")}  # their states take fo
 # Sparse methods take the optimizer's momentum over, so they are compared where there is one, and over more steps:
 # residuals have to fill first. Once as DDP is by default, and once with its gradient_as_bucket_view.
 SPARSE = ("no-sync", "terngrad:codec=entropy", "sdagc", "sdagc:threshold=5")
-SPARSE_TURNS = (2, 12)
+SPARSE_TURNS = (2, 40)
 SPARSE_RUNS: dict[str, tuple[str, ...]] = {"sparse": (), "sparse-views": ("--bucket-view",)}
 
 
