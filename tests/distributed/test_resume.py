@@ -141,6 +141,7 @@ def refusals(rank: int, world_size: int) -> dict[str, Any]:
     found = {
         "method": message_of(lambda: other.load_state_dict(state)),
         "rank": message_of(lambda: same_method.load_state_dict(elsewhere)),
+        "rank 0's on all": message_of(lambda: same_method.load_state_dict({**state, "rank": 0})),
         "world size": message_of(lambda: same_method.load_state_dict(wider)),
         "name": message_of(lambda: same_method.load_state_dict(renamed)),
         "size": message_of(lambda: same_method.load_state_dict(reshaped)),
@@ -160,6 +161,7 @@ def refusals(rank: int, world_size: int) -> dict[str, Any]:
     [
         ("method", ["'terngrad:error_feedback=true'", "'terngrad'", "set_method"]),
         ("rank", ["rank is", "this handle has", "every rank loads"]),
+        ("rank 0's on all", ["rank 0: usable", "rank 1: rank is 0", "every rank loads", "one that it can use"]),
         ("world size", ["world_size is 4", "this handle has 2", "drain"]),
         ("name", ["encoder.weight", "does not have"]),
         ("size", ["first.weight", "2303", "2304"]),

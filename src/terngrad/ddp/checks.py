@@ -15,6 +15,7 @@ from terngrad.exchange import EXCHANGES, AllGather, Exchange, Sizes, predicted_s
 from terngrad.methods import Dense, Method
 
 ANY_EXCHANGE = "auto"
+_REMEDIES = {"state": "load on every rank one that it can use"}
 
 
 def exchanges_for(exchange: str) -> list[Exchange]:
@@ -63,7 +64,8 @@ def require_same(action: str, everyone: Sequence[Mapping[str, Any]]) -> None:
         if any(value != values[0] for value in values):
             shown = values if key != "parameters" else _first_differing(values)
             text = "; ".join(f"rank {rank}: {value}" for rank, value in enumerate(shown))
-            raise ConfigurationError(f"{action}: ranks differ in {key} ({text}); pass the same on every rank")
+            remedy = _REMEDIES.get(key, "pass the same on every rank")
+            raise ConfigurationError(f"{action}: ranks differ in {key} ({text}); {remedy}")
 
 
 def _first_differing(parameters: Sequence[Sequence[object]]) -> list[str]:
