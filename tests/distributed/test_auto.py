@@ -199,7 +199,7 @@ def refusing(rank: int, world_size: int) -> Any:
 def test_what_cannot_be_is_said_on_all_ranks() -> None:
     for without, nowhere, differing, ring in stage.play(refusing, 2):
         assert "sdagc is no candidate" in without
-        assert "pass optimizer=" in without
+        assert "attach with optimizer=" in without
         assert without.endswith("ddp")
         assert "/nowhere/doctor.json" in nowhere
         assert "ranks differ in auto" in differing

@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-import io
 from typing import Any
 
 import pytest
 import torch
-import torch.distributed as dist
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 import terngrad as tg
 
-from .workloads import Net, Stage, digest, loss_of, message_of, parameters, same
+from .workloads import Net, Run, Stage, digest, loss_of, message_of, parameters, same
 
 pytestmark = pytest.mark.distributed
 
@@ -29,40 +27,6 @@ METHODS = (
     "dgc:density=0.05",
     "terngrad:codec=entropy,dense_below=100",
 )
-
-
-class Run:
-    """A model with an optimizer whose momentum may move."""
-
-    def __init__(self, method: str, rank: int, exchange: Any = "auto", group: Any = None, **settings: Any) -> None:
-        torch.manual_seed(0)
-        self.rank = rank
-        self.model = DistributedDataParallel(Net(), process_group=group)
-        options = {"lr": 0.05, "momentum": 0.9, "weight_decay": 1e-3, **settings}
-        self.optimizer = torch.optim.SGD(self.model.parameters(), **options)
-        self.handle = tg.attach(self.model, method, exchange=exchange, optimizer=self.optimizer, measure_every=2)
-
-    def train(self, steps: range) -> None:
-        for step in steps:
-            self.optimizer.zero_grad()
-            torch.autograd.backward(loss_of(self.model, self.rank, step))
-            self.optimizer.step()
-
-    def save(self) -> bytes:
-        file = io.BytesIO()
-        parts = {"model": self.model, "optimizer": self.optimizer, "handle": self.handle}
-        torch.save({name: part.state_dict() for name, part in parts.items()}, file)
-        return file.getvalue()
-
-    def load(self, checkpoint: bytes) -> None:
-        state = torch.load(io.BytesIO(checkpoint), weights_only=True)
-        self.model.load_state_dict(state["model"])
-        self.optimizer.load_state_dict(state["optimizer"])
-        self.handle.load_state_dict(state["handle"])
-
-    @property
-    def digest(self) -> str:
-        return digest(parameters(self.model))
 
 
 @stage.scenario(2, 3)
@@ -185,62 +149,6 @@ def test_momentum_moves_to_the_method_and_back() -> None:
 
 
 @stage.scenario(2)
-def continued_from_plain_training(rank: int, world_size: int) -> dict[str, str]:
-    """A checkpoint of plain DDP, loaded before attach and after it."""
-    plain = Run("fp32", rank)
-    plain.train(range(3))
-    saved = plain.optimizer.state_dict(), plain.model.module.state_dict()
-    found = {}
-    for loaded_first in (False, True):
-        torch.manual_seed(0)
-        model = DistributedDataParallel(Net())
-        optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9, weight_decay=1e-3)
-        model.module.load_state_dict(saved[1])
-        if loaded_first:
-            optimizer.load_state_dict(saved[0])
-        handle = tg.attach(model, "sdagc:threshold=2,compensation=masking", optimizer=optimizer)
-        if not loaded_first:
-            optimizer.load_state_dict(saved[0])
-        for step in range(3, 8):
-            optimizer.zero_grad()
-            torch.autograd.backward(loss_of(model, rank, step))
-            optimizer.step()
-        found[f"loaded_first={loaded_first}"] = digest(parameters(model))
-        handle.detach()
-    return found
-
-
-def test_an_optimizer_may_be_loaded_before_attach_or_after_it() -> None:
-    assert all(same(list(found.values())) for found in stage.play(continued_from_plain_training, 2))
-
-
-@stage.scenario(2)
-def saved_while_attached(rank: int, world_size: int) -> dict[str, Any]:
-    run = Run("sdagc:threshold=2", rank, nesterov=True)
-    run.train(range(2))
-    state = run.optimizer.state_dict()
-    plain = torch.optim.SGD(Net().parameters(), lr=0.05)
-    plain.load_state_dict(state)
-    names = ("momentum", "nesterov", "weight_decay")
-    found = {
-        "attached": [run.optimizer.param_groups[0][name] for name in names],
-        "loaded": [plain.param_groups[0][name] for name in names],
-    }
-    run.optimizer.load_state_dict(state)
-    run.train(range(2, 4))
-    found["after"] = [run.optimizer.param_groups[0][name] for name in names]
-    run.handle.detach()
-    found["detached"] = [run.optimizer.state_dict()["param_groups"][0][name] for name in names]
-    return found
-
-
-def test_an_optimizers_checkpoint_has_the_momentum_that_it_was_told_to_have() -> None:
-    mine, moved = [0.9, True, 1e-3], [0.0, False, 0.0]
-    for found in stage.play(saved_while_attached, 2):
-        assert found == {"attached": moved, "loaded": mine, "after": moved, "detached": mine}
-
-
-@stage.scenario(2)
 def sent_whole(rank: int, world_size: int) -> dict[str, Any]:
     """Without anything held back, a sparse method is plain momentum SGD."""
     found = {}
@@ -283,26 +191,6 @@ def test_a_change_of_method_takes_momentum_and_residuals_along() -> None:
         assert found["held"] > 0
         assert found["left"] == 0
         assert found["momentum"] == (0.0, 0.9)
-
-
-@stage.scenario(2)
-def schedulers(rank: int, world_size: int) -> dict[str, Any]:
-    """A scheduler of momentum writes to the optimizer's groups."""
-    run = Run("sdagc:threshold=2,compensation=masking", rank)
-    scheduler = torch.optim.lr_scheduler.OneCycleLR(run.optimizer, max_lr=0.1, total_steps=20)
-    run.train(range(1))
-    for step in range(1, 5):
-        scheduler.step()
-        run.train(range(step, step + 1))
-    momenta = {momentum.factor for momentum in run.handle._coder.momenta.values()}
-    return {"momenta": momenta, "group": run.optimizer.param_groups[0]["momentum"], "end": run.digest}
-
-
-def test_a_momentum_that_a_scheduler_sets_is_taken_over() -> None:
-    for found in stage.play(schedulers, 2):
-        assert len(found["momenta"]) == 1
-        assert 0.85 <= found["momenta"].pop() < 0.95
-        assert found["group"] == 0.0
 
 
 # Checkpoints
@@ -392,7 +280,7 @@ def refused(rank: int, world_size: int) -> dict[str, str]:
 
 def test_what_cannot_be_compensated_is_refused_with_a_way_out() -> None:
     for found in stage.play(refused, 2):
-        assert "pass optimizer=" in found["none"]
+        assert "attach with optimizer=" in found["none"]
         assert "torch.optim.SGD only" in found["adam"]
         assert "compensation='none'" in found["adam"]
         assert "dampening=0.1" in found["damped"]
@@ -432,76 +320,3 @@ def test_amp_skips_a_step_that_is_void_on_one_rank_and_goes_on() -> None:
         assert found["skipped"] == [False, False, False, True, False, False]
         assert found["finite"]
         assert found["scale"] > 1
-
-
-class Branches(nn.Module):
-    """One of two layers, by step."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.layers = nn.ModuleList([nn.Linear(24, 10), nn.Linear(24, 10)])
-        self.step = 0
-
-    def forward(self, inputs: torch.Tensor) -> torch.Tensor:
-        found: torch.Tensor = self.layers[self.step % 2](inputs)
-        return found
-
-
-@stage.scenario(2)
-def odd_steps(rank: int, world_size: int) -> dict[str, Any]:
-    torch.manual_seed(0)
-    net = Branches()
-    model = DistributedDataParallel(net, find_unused_parameters=True)
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
-    tg.attach(model, "sdagc:threshold=1", optimizer=optimizer, verify_every=1)
-    for step in range(6):
-        net.step = step
-        optimizer.zero_grad()
-        with model.no_sync():
-            torch.autograd.backward(loss_of(model, rank, 10 + step))
-        torch.autograd.backward(loss_of(model, rank, step))
-        optimizer.step()
-    dist.barrier()
-    return {"end": digest(parameters(model))}
-
-
-@stage.scenario(2)
-def branches_in_turn(rank: int, world_size: int) -> dict[str, Any]:
-    """What was given, has arrived and is held back of a net whose parameters stay as they are."""
-    found: dict[str, Any] = {}
-    for drained in (False, True):
-        torch.manual_seed(0)
-        net = Branches()
-        model = DistributedDataParallel(net, find_unused_parameters=True)
-        handle = tg.attach(model, "sdagc:threshold=1,values=fp32,compensation=none")
-        own = {name: torch.zeros_like(p) for name, p in net.named_parameters()}
-        arrived = {name: torch.zeros_like(p) for name, p in net.named_parameters()}
-        for step in range(12):
-            net.step = step
-            if drained and step == 11:
-                handle.drain()
-            for target, run in ((own, net), (arrived, model)):
-                model.zero_grad()
-                torch.autograd.backward(loss_of(run, rank, step))
-                for name, p in net.named_parameters():
-                    if p.grad is not None:
-                        target[name] += p.grad
-        held = {name: residual.view_as(own[name]) for name, residual in handle.state_dict()["residuals"].items()}
-        for name, given in own.items():
-            left = given - held.get(name, torch.zeros(()))
-            dist.all_reduce(left)
-            torch.testing.assert_close(arrived[name], left / world_size, rtol=1e-4, atol=1e-5)
-        found[f"held, drained={drained}"] = sorted(held)
-        handle.detach()
-    return found
-
-
-def test_nothing_is_lost_of_parameters_that_no_rank_uses_in_some_steps() -> None:
-    for found in stage.play(branches_in_turn, 2):
-        names = ["layers.0.bias", "layers.0.weight", "layers.1.bias", "layers.1.weight"]
-        assert found["held, drained=False"] == names
-        assert found["held, drained=True"] == names[:2]  # which the last step does not use
-
-
-def test_accumulated_and_unused_gradients_leave_replicas_equal() -> None:
-    assert same([found["end"] for found in stage.play(odd_steps, 2)])

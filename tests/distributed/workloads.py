@@ -7,6 +7,7 @@ ranks run one after the other in the same processes, because starting those is w
 from __future__ import annotations
 
 import hashlib
+import io
 import traceback
 import warnings
 from collections.abc import Callable, Iterable, Sequence
@@ -182,3 +183,37 @@ def distance(found: dict[str, Tensor], wanted: dict[str, Tensor]) -> float:
             scale = float(value.double().abs().max()) or 1.0
             worst = max(worst, float((found[name].double() - value.double()).abs().max()) / scale)
     return worst
+
+
+class Run:
+    """A model with an optimizer whose momentum may move."""
+
+    def __init__(self, method: str, rank: int, exchange: Any = "auto", group: Any = None, **settings: Any) -> None:
+        torch.manual_seed(0)
+        self.rank = rank
+        self.model = DistributedDataParallel(Net(), process_group=group)
+        options = {"lr": 0.05, "momentum": 0.9, "weight_decay": 1e-3, **settings}
+        self.optimizer = torch.optim.SGD(self.model.parameters(), **options)
+        self.handle = tg.attach(self.model, method, exchange=exchange, optimizer=self.optimizer, measure_every=2)
+
+    def train(self, steps: range) -> None:
+        for step in steps:
+            self.optimizer.zero_grad()
+            torch.autograd.backward(loss_of(self.model, self.rank, step))
+            self.optimizer.step()
+
+    def save(self) -> bytes:
+        file = io.BytesIO()
+        parts = {"model": self.model, "optimizer": self.optimizer, "handle": self.handle}
+        torch.save({name: part.state_dict() for name, part in parts.items()}, file)
+        return file.getvalue()
+
+    def load(self, checkpoint: bytes) -> None:
+        state = torch.load(io.BytesIO(checkpoint), weights_only=True)
+        self.model.load_state_dict(state["model"])
+        self.optimizer.load_state_dict(state["optimizer"])
+        self.handle.load_state_dict(state["handle"])
+
+    @property
+    def digest(self) -> str:
+        return digest(parameters(self.model))

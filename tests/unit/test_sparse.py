@@ -23,7 +23,7 @@ from terngrad.codecs import (
 )
 from terngrad.codecs.envelope import Envelope
 from terngrad.codecs.sparse_values import SIGN_SUMS
-from terngrad.ddp.saving import FORMAT, problem_with
+from terngrad.ddp.saving import FORMAT, held_by, problem_with
 from terngrad.methods import (
     DGC,
     SDAGC,
@@ -390,9 +390,10 @@ def test_a_gradient_that_explodes_makes_the_next_step_four_times_shorter_at_most
 
 def test_the_norm_belongs_to_a_rank() -> None:
     mine = {"format": FORMAT, "method": "sdagc", "world_size": 2, "rank": 1}
-    other = {**mine, "rank": 0, "residuals": {}, "velocities": {}, "last_norm": 7.0}
-    assert "rank is 0, this handle has 1" in str(problem_with(other, mine, {}))
-    assert problem_with({**other, "last_norm": 0.0}, mine, {}) is None
+    coder = Ranks.start(SDAGC(), (1000,), 2).coders[0]
+    other = {**mine, "rank": 0, "seed": 0, "step": 0, "epoch": 0, "momentum": None, **held_by(coder)}
+    assert "rank is 0, this handle has 1" in str(problem_with({**other, "last_norm": 7.0}, mine, {}))
+    assert problem_with(other, mine, {}) is None
 
 
 def test_a_change_of_method_forgets_the_norm() -> None:
@@ -550,8 +551,11 @@ def test_a_spec_names_an_equal_method(spec: str) -> None:
         ({"magnitude": "threshold", "accumulation": False}, "accumulation must be True unless magnitude='mean'"),
         ({"magnitude": "threshold", "values": "bf16"}, "magnitude must be 'mean' unless values='sign'"),
         ({"compensation": "x"}, "compensation must be one of"),
-        ({"clip_norm": -1.0}, "clip_norm must be >= 0"),
-        ({"threshold": -1.0}, "threshold must be >= 0"),
+        ({"clip_norm": -1.0}, "clip_norm must be a finite number >= 0"),
+        ({"clip_norm": "1"}, "clip_norm must be a finite number >= 0"),
+        ({"threshold": -1.0}, "threshold must be a finite number >= 0"),
+        ({"threshold": None}, "threshold must be a finite number >= 0"),
+        ({"threshold": float("inf")}, "threshold must be a finite number >= 0"),
         ({"warmup_steps": -1}, "warmup_steps must be an integer"),
         ({"sigma_of": "x"}, "sigma_of must be"),
     ],

@@ -86,7 +86,7 @@ def attach(
         seed=seed,
         verify_every=verify_every,
         measure_every=measure_every,
-        leaves_unused=ddp.find_unused_parameters,
+        leaves_unused=ddp.find_unused_parameters or ddp.static_graph,
     )
     if slot is not None:
         slot.handle = handle
@@ -104,7 +104,7 @@ def hook(
     Takes the options of `attach`; and, if `find_unused_parameters` will be set, `leaves_unused=True`.
     """
     if isinstance(model, DistributedDataParallel):
-        options.setdefault("leaves_unused", model.find_unused_parameters)
+        options.setdefault("leaves_unused", model.find_unused_parameters or model.static_graph)
         group = group or model.process_group
         model = model.module
     group = group or dist.distributed_c10d._get_default_group()

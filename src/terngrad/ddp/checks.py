@@ -59,7 +59,7 @@ def check_types(parameters: Mapping[str, nn.Parameter], method: Method) -> None:
 
 def require_same(action: str, everyone: Sequence[Mapping[str, Any]]) -> None:
     """Raises unless all ranks have the same settings, naming each rank's."""
-    for key in everyone[0]:
+    for key in sorted(everyone[0], key=lambda key: key not in _REMEDIES):  # what has a remedy of its own says more
         values = [settings[key] for settings in everyone]
         if any(value != values[0] for value in values):
             shown = values if key != "parameters" else _first_differing(values)

@@ -164,6 +164,7 @@ class Handle:
 
     def set_epoch(self, epoch: int) -> None:
         """Tells the epoch to methods that send every K-th one dense."""
+        self._require_attached("set_epoch")
         self._agree("set_epoch", epoch=epoch)
         self._epoch = epoch
 
@@ -172,6 +173,7 @@ class Handle:
 
         "auto" makes no more choices after that.
         """
+        self._require_attached("set_method")
         problem = self._selection.problem_with(method)
         spec = as_method(method).spec if problem is None else str(method)
         self._agree("set_method", method=spec, problem=str(problem))
@@ -184,6 +186,7 @@ class Handle:
 
     def pin(self) -> None:
         """Has "auto" stay with what it uses now."""
+        self._require_attached("pin")
         self._agree("pin")
         if self._pilot is not None:
             self._pilot.pin(replace(self._pilot.decisions[-1], step=self._step, reason="pinned"))
@@ -193,6 +196,7 @@ class Handle:
 
         Of parameters that this rank does not use in that step, with `find_unused_parameters`, they stay.
         """
+        self._require_attached("drain")
         self._agree("drain", draining=True)
         self._coder.draining = True
 
@@ -230,12 +234,13 @@ class Handle:
         """
         if on_resize not in ("refuse", "reset"):
             raise ConfigurationError(f"load_state_dict(on_resize={on_resize!r}): there is 'refuse' and 'reset'")
+        self._require_attached("load_state_dict")
         if on_resize == "reset" and state.get("world_size") != self._channel.world_size:
             state = {**state, "residuals": {}, "velocities": {}, "last_norm": 0.0}
         mine, chosen = self._identity(), None
         if self._auto is not None and self._selection.problem_with(state.get("method", "")) is None:
             mine["method"], chosen = state["method"], (state["method"], repr(state.get("auto")))
-        problem = saving.problem_with(state, mine, self._parameters)
+        problem = saving.problem_with(state, mine, self._parameters) or self._momentum.problem_with(state)
         step, seed = state.get("step"), state.get("seed")
         self._agree("load_state_dict", state=problem or "usable", step=step, seed=seed, chosen=chosen)
         if problem:
@@ -336,6 +341,7 @@ class Handle:
             decision = self._pilot.begin(step)
             if decision is not None:
                 self._selection.follow(decision)
+        self._selection.begin_step()
         self._momentum.take_loaded()
         if self._grad_scaler is not None:
             self._coder.rescale(self._grad_scaler.get_scale())
@@ -398,6 +404,10 @@ class Handle:
     def _raise_failure(self) -> None:
         if self._lane.error is not None:
             raise self._lane.error
+
+    def _require_attached(self, action: str) -> None:
+        if not self._attached:
+            raise ConfigurationError(f"{action}: this handle is detached, and changes nothing; attach the model anew")
 
     def _value_or_failure(self, future: torch.futures.Future[Tensor]) -> Tensor:
         self._raise_failure()

@@ -91,8 +91,8 @@ class MomentumLink:
             return
         if self._optimizer is None:
             raise ConfigurationError(
-                f"{method.spec} compensates momentum, and needs the optimizer that has it: pass optimizer=, or "
-                "compensation='none' if there is no momentum or it is to stay where it is"
+                f"{method.spec} compensates momentum, and needs the optimizer that has it: attach with optimizer=, or "
+                "pass compensation='none' if there is no momentum or it is to stay where it is"
             )
         with self._moved.shown() if self._moved is not None else nullcontext():
             check_optimizer(self._optimizer, self._parameters, method)
@@ -150,8 +150,11 @@ class MomentumLink:
         """The optimizer has its momentum again, and the mean of all ranks' velocities, where the method had any."""
         if self._moved is None:
             return
+        self.take_loaded()
+        self._moved.note_groups()
         velocities: dict[int, Tensor] = {}
-        for i in sorted({i for coder in self._coders for i in (*coder.velocities, *coder.residuals)}):
+        known = self._sparse if self._form == SAM else frozenset()  # on all ranks, whatever they hold back
+        for i in sorted({*known, *(i for coder in self._coders for i in (*coder.velocities, *coder.residuals))}):
             found = self._mean_velocity(i)
             if found is not None:
                 velocities[i] = found
@@ -164,11 +167,12 @@ class MomentumLink:
     def _mean_velocity(self, i: int) -> Tensor | None:
         """Of one parameter, over the coders here, as the optimizer has it; what is held back is converted too."""
         momentum = self._coders[0].momenta.get(i, Momentum())
-        found = []
+        found: list[Tensor | None] = []
         for coder in self._coders:
             if i in self._sparse and self._form == SAM and momentum.factor:
-                held = coder.residuals.pop(i, None)
-                found.append(held / (momentum.factor * coder.scale) if held is not None else None)
+                p = self._list[i]
+                held = coder.residuals.pop(i, torch.zeros(p.numel(), device=p.device))
+                found.append(held / (momentum.factor * coder.scale))
                 continue
             if i in self._sparse and i in coder.residuals:
                 coder.residuals[i] = coder.residuals[i] / self._weight(momentum)
@@ -200,7 +204,19 @@ class MomentumLink:
 
     def settings(self) -> list[dict[str, Any]] | None:
         """What ranks must have in common."""
-        return self._moved.settings() if self._moved is not None else None
+        if self._moved is not None or self._optimizer is None:
+            return self._moved.settings() if self._moved is not None else None
+        return [{key: group.get(key) for key in _MOVED} for group in self._optimizer.param_groups]
+
+    def problem_with(self, state: Mapping[str, Any]) -> str | None:
+        """Why the momentum in a saved state cannot go on here."""
+        saved = state["momentum"]
+        if saved is None or self._optimizer is None:
+            return None
+        groups, own = len(saved["groups"]), len(self._optimizer.param_groups)
+        if groups == own:
+            return None
+        return f"it is of an optimizer with {groups} groups, this one has {own}; make the groups as they were"
 
     def state_dict(self) -> dict[str, Any] | None:
         return self._moved.state_dict() if self._moved is not None else None
@@ -253,10 +269,12 @@ class MovedMomentum:
                 if found is not None:
                     velocities[self._index[id(p)]] = found.detach()
         if velocities:
+            self._empty_groups()  # they came with settings of their own
             self._adopt(velocities)
 
     def _show_saved(self, _: Any, state: dict[str, Any]) -> None:
         """An optimizer's checkpoint says what groups were told to be, so that any optimizer can go on with it."""
+        self.note_groups()
         for group, kept in zip(state["param_groups"], self._kept, strict=False):
             group.update(kept)
 
@@ -276,6 +294,7 @@ class MovedMomentum:
     @contextmanager
     def shown(self) -> Iterator[None]:
         """Within it, groups hold what they were told to be."""
+        self.note_groups()
         for group, kept in zip(self._optimizer.param_groups, self._kept, strict=False):
             group.update(kept)
         try:
@@ -286,23 +305,27 @@ class MovedMomentum:
     def settings(self) -> list[dict[str, Any]]:
         return [dict(kept) for kept in self._kept]
 
+    def note_groups(self) -> None:
+        """What groups hold now, they were told since they were emptied: by a scheduler, or with a checkpoint."""
+        for group, kept in zip(self._optimizer.param_groups, self._kept, strict=False):
+            for key in ("momentum", "weight_decay"):
+                kept[key] = group[key] or kept[key]
+            for p in group["params"]:
+                self.momenta[self._index[id(p)]] = Momentum(kept["momentum"], kept["nesterov"])
+
     def _empty_groups(self) -> None:
-        """Notes what groups hold (a scheduler may have changed it) and sets it to nothing."""
+        """Notes what groups hold and sets it to nothing."""
         if len(self._optimizer.param_groups) != len(self._kept):
             raise ConfigurationError(
                 f"the optimizer has {len(self._optimizer.param_groups)} groups, and had {len(self._kept)} when its "
                 "momentum was taken over; detach() before adding one, and attach anew"
             )
-        for group, kept in zip(self._optimizer.param_groups, self._kept, strict=True):
+        for group in self._optimizer.param_groups:
             if group["momentum"] >= 1:
                 raise ConfigurationError(f"momentum={group['momentum']} in an optimizer's group: it must be below 1")
-            if group["momentum"]:
-                kept["momentum"] = group["momentum"]
-            if group["weight_decay"]:
-                kept["weight_decay"] = group["weight_decay"]
+        self.note_groups()
+        for group in self._optimizer.param_groups:
             group.update(momentum=0.0, nesterov=False, weight_decay=0.0)
-            for p in group["params"]:
-                self.momenta[self._index[id(p)]] = Momentum(kept["momentum"], kept["nesterov"])
 
     def _before_step(self, _: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Adds weight decay, with its momentum, to the averaged gradients; with a closure, to those that it leaves."""

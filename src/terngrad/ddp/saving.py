@@ -11,6 +11,9 @@ from terngrad.methods import Coder
 
 FORMAT = 5
 
+_ENTRIES = (
+    "seed", "step", "epoch", "draining", "residuals", "velocities", "densities", "last_norm", "scale", "momentum"
+)  # fmt: skip
 _ADVICE = {
     "format": "load it with the terngrad that wrote it",
     "method": "attach with, or set_method to, the method that was saved",
@@ -29,6 +32,9 @@ def problem_with(
     for key in ("format", "method", *(("world_size", "rank") if own else ())):
         if state.get(key) != mine[key]:
             return f"{key} is {state.get(key)!r}, this handle has {mine[key]!r}; {_ADVICE[key]}"
+    missing = [key for key in _ENTRIES if key not in state]
+    if missing:
+        return f"it has no {', '.join(missing)}; load what state_dict() gave, whole"
     unknown = sorted(set(residuals) - set(parameters))
     if unknown:
         return f"residuals of {unknown[:5]}, which this model does not have; load it into the model that wrote it"

@@ -23,6 +23,7 @@ from terngrad.methods import AnyBucket, Coder, Dense, Method, from_spec, open_bu
 from terngrad.perf.choice import PLAIN
 
 log = logging.getLogger("terngrad.auto")
+MOST_FLUSHES = 10  # steps that send what is held back before DDP averages; some may be of parameters never used again
 
 
 def as_method(method: Method | Auto | str) -> Method:
@@ -69,6 +70,7 @@ class Selection:
         crew: LaneCrew,
     ) -> None:
         self.plain = False  # whether DDP's own group averages
+        self._flushes = 0  # steps that may yet go before that, so that what is held back is sent
         self._coder = coder
         self._exchanges = exchanges
         self._momentum = momentum
@@ -81,8 +83,14 @@ class Selection:
 
     @property
     def averages_plainly(self) -> bool:
-        """Not as long as something is held back: that is sent first."""
-        return self.plain and not (self._coder.residuals or self._coder.draining)
+        """Not as long as something is held back, on whatever rank: that is sent first."""
+        return self.plain and not (self._flushes or self._coder.draining)
+
+    def begin_step(self) -> None:
+        """Has all ranks agree on whether any still holds something back: what one does not use waits there."""
+        if self.plain and self._flushes:
+            held = any(self._crew.gather(bool(self._coder.residuals)))
+            self._flushes = self._flushes - 1 if held else 0
 
     def problem_with(self, method: Method | str) -> ConfigurationError | None:
         """Why this model, its exchange or its optimizer does not admit a method."""
@@ -105,6 +113,7 @@ class Selection:
     def follow(self, decision: Decision) -> None:
         """Does what "auto" has decided."""
         self.plain = decision.method == PLAIN
+        self._flushes = MOST_FLUSHES
         self._exchanges.choose(decision.exchange)
         self._coder.set_method(Dense() if self.plain else from_spec(decision.method))
         self.place_momentum()

@@ -87,8 +87,8 @@ class Coder:
         self.method = method
         self.last_norm = 0.0  # there may be many steps before one that needs it
         self._frames.clear()
-        if isinstance(method, Sparse) and not method.accumulation and self.residuals:
-            self.draining = True  # what is held back is sent first, as this method would drop it
+        if isinstance(method, Sparse) and not method.accumulation:
+            self.draining = True  # what any rank holds back is sent first, as this method would drop it
 
     def frame(self, segments: tuple[Segment, ...], dtype: torch.dtype, all_dense: bool, num_shards: int) -> AnyFrame:
         """The layout of a bucket's messages; made once for each bucket and kind of step."""
@@ -189,10 +189,11 @@ class Coder:
 
     @property
     def keeps_residuals(self) -> bool:
-        """Whether anything is or will be held back."""
+        """Whether anything is or will be held back, or, the same on all ranks, is to be sent in this step."""
         method = self.method
         return (
-            bool(self.residuals)
+            self.draining
+            or bool(self.residuals)
             or isinstance(method, Sparse)
             or (isinstance(method, TernGrad) and method.error_feedback)
         )

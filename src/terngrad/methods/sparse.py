@@ -62,10 +62,8 @@ class Sparse(Method):
         self._require("compensation", self.compensation in kinds, f"be one of {', '.join(kinds)}")
         keeps = self.accumulation or self.compensation == NONE
         self._require("accumulation", keeps, "be True unless compensation='none': momentum acts on what was not sent")
-        object.__setattr__(self, "clip_norm", float(self.clip_norm))  # so that 3 and 3.0 have one spec
-        self._require("clip_norm", 0 <= self.clip_norm < math.inf, "be >= 0; pass 0 to turn clipping off")
-        object.__setattr__(self, "revision", float(self.revision))
-        self._require("revision", 0 <= self.revision < math.inf, "be >= 0; pass 0 to turn it off")
+        self._require_number("clip_norm", "pass 0 to turn clipping off")
+        self._require_number("revision", "pass 0 to turn it off")
         self._require("dense_below", type(self.dense_below) is int and self.dense_below >= 0, "be an integer >= 0")
         well_named = type(self.dense_names) is tuple and all(n and not {*n} & {*",+"} for n in self.dense_names)
         self._require("dense_names", well_named, "be a tuple of patterns, not empty and without ',' and '+'")
@@ -73,6 +71,12 @@ class Sparse(Method):
     def _require(self, field: str, ok: bool, what: str) -> None:
         if not ok:
             raise ConfigurationError(f"{type(self).__name__}({field}={getattr(self, field)!r}): {field} must {what}")
+
+    def _require_number(self, field: str, advice: str = "") -> None:
+        value = getattr(self, field)
+        ok = type(value) in (int, float) and 0 <= value < math.inf
+        self._require(field, ok, "be a finite number >= 0" + (f"; {advice}" if advice else ""))
+        object.__setattr__(self, field, float(value))  # so that 3 and 3.0 have one spec
 
     @property
     def compensates(self) -> bool:
@@ -152,8 +156,7 @@ class SDAGC(Sparse):
     def __post_init__(self) -> None:
         super().__post_init__()
         for name in ("threshold", "warmup_threshold"):
-            object.__setattr__(self, name, float(getattr(self, name)))
-            self._require(name, 0 <= getattr(self, name) < math.inf, "be >= 0")
+            self._require_number(name)
         ok = type(self.warmup_steps) is int and self.warmup_steps >= 0
         self._require("warmup_steps", ok, "be an integer >= 0")
         self._require("sigma_of", self.sigma_of in ("residual", "gradient"), "be 'residual' or 'gradient'")
@@ -204,7 +207,7 @@ class DGC(Sparse):
     def __post_init__(self) -> None:
         super().__post_init__()
         for name in ("density", "sample"):
-            object.__setattr__(self, name, float(getattr(self, name)))
+            self._require_number(name)
             self._require(name, 0 < getattr(self, name) <= 1, "be above 0 and at most 1")
         ok = type(self.warmup_steps) is int and self.warmup_steps >= 0
         self._require("warmup_steps", ok, "be an integer >= 0")

@@ -323,7 +323,8 @@ class SparseBucket:
         if not momentum.factor:
             return
         average = self.buffer[segment.source : segment.source + segment.numel]
-        if not bool(torch.isfinite(average).all()):
+        unused = self.coder.leaves_unused and not bool(average.any())  # on all ranks, so the optimizer would skip it
+        if unused or not bool(torch.isfinite(average).all()):
             return
         velocity = self.coder.velocity(segment.index, segment.numel, self.buffer.device)
         before = velocity.clone()
@@ -355,8 +356,8 @@ class SparseBucket:
         for position, segment in enumerate(self.frame.sparse):
             alone = SparseShard(int(self.frame.starts[position]), int(self.frame.starts[position + 1]), ())
             norm = float(self._statistics.squares[position])
-            if not np.isfinite(norm) or bool(self._thresholds_used[position].isnan()):
-                continue
+            if not np.isfinite(norm) or not bool(self._thresholds_used[position].isfinite()):
+                continue  # void, or not used by this rank
             found = Measured(
                 num_steps=1,
                 scaler=float(self._thresholds_used[position]),
