@@ -3,11 +3,11 @@
 from terngrad.exchange.base import AnyCode, Exchange, Sizes, Transfer
 from terngrad.exchange.channel import SMALL_BYTES, Channel, Pending, own_group, timeout_of
 from terngrad.exchange.server import Layout, Roster, Served, Server, ServerExchange
-from terngrad.exchange.varying import LENGTH_BYTES
+from terngrad.exchange.varying import HEAD_BYTES, LENGTH_BYTES
 from terngrad.exchange.workers import EXCHANGES, AllGather, TwoShot, predicted_seconds
 
 __all__ = [
-    "EXCHANGES", "LENGTH_BYTES", "SMALL_BYTES", "AllGather", "AnyCode", "Channel", "Exchange", "Layout", "Pending",
-    "Roster", "Served", "Server", "ServerExchange", "Sizes", "Transfer", "TwoShot", "own_group", "predicted_seconds",
-    "timeout_of",
+    "EXCHANGES", "HEAD_BYTES", "LENGTH_BYTES", "SMALL_BYTES", "AllGather", "AnyCode", "Channel", "Exchange", "Layout",
+    "Pending", "Roster", "Served", "Server", "ServerExchange", "Sizes", "Transfer", "TwoShot", "own_group",
+    "predicted_seconds", "timeout_of",
 ]  # fmt: skip

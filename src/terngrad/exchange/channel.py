@@ -69,6 +69,7 @@ class Channel:
         self.bytes_sent = 0
         self.bytes_received = 0
         self._global_ranks = dist.get_process_group_ranks(group)
+        self._on_gloo = "gloo" in dist.get_backend_config(group)
 
     def all_gather(self, rows: Tensor) -> Pending:
         """Row r becomes rank r's; this rank's own is there already and must stay until the end."""
@@ -92,6 +93,18 @@ class Channel:
         self.count(sum(messages[rank].numel() for rank in others), sum(received[rank].numel() for rank in others))
         return self._post(received, messages)
 
+    def swap_short(self, received: Tensor, messages: Tensor, sizes: Sequence[int]) -> Pending:
+        """The first `sizes[r]` bytes of row r go to rank r, which does not know how many that are; row r of `received`
+        begins with what comes from it. Counts what is sent; the caller finds out how much has come.
+
+        gloo lets a receive be longer than what is sent. Where that is not so, whole rows are sent.
+        """
+        others = [rank for rank in range(self.world_size) if rank != self.rank]
+        exact = self._on_gloo and messages.device.type == "cpu"
+        rows = [row[:size] if exact else row for row, size in zip(messages, sizes, strict=True)]
+        self.count(sum(rows[rank].numel() for rank in others), 0)
+        return self._post(received, rows)
+
     def all_reduce(self, tensor: Tensor, num_bytes: int) -> Pending:
         """Sums a tensor that is passed through as it is; the caller knows how many bytes that sends."""
         self.count(num_bytes, num_bytes)
@@ -103,13 +116,15 @@ class Channel:
         self.bytes_received += received
 
     def _post(self, received: Sequence[Tensor] | Tensor, messages: Sequence[Tensor] | Tensor) -> Pending:
-        """Sends message r to rank r and receives row r from it; every rank starts with another one."""
+        """Sends message r to rank r and receives row r from it, if there is anything; each rank starts with another."""
         operations = []
         for distance in range(1, self.world_size):
             source = (self.rank - distance) % self.world_size
             target = (self.rank + distance) % self.world_size
-            operations += [
-                dist.P2POp(dist.irecv, received[source], self._global_ranks[source], self.group),
-                dist.P2POp(dist.isend, messages[target], self._global_ranks[target], self.group),
-            ]
-        return Pending(dist.batch_isend_irecv(operations))
+            for operation, tensor, rank in (
+                (dist.irecv, received[source], source),
+                (dist.isend, messages[target], target),
+            ):
+                if tensor.numel():
+                    operations.append(dist.P2POp(operation, tensor, self._global_ranks[rank], self.group))
+        return Pending(dist.batch_isend_irecv(operations) if operations else [])

@@ -11,7 +11,7 @@ from itertools import accumulate, pairwise
 import torch
 
 from terngrad.codecs import Frame, Segment
-from terngrad.exchange import EXCHANGES, LENGTH_BYTES, SMALL_BYTES
+from terngrad.exchange import EXCHANGES, HEAD_BYTES, LENGTH_BYTES, SMALL_BYTES
 from terngrad.methods import Coder, Method, ParameterInfo
 from terngrad.perf.grouping import check_plan
 from terngrad.perf.network import HERE, Cluster
@@ -194,19 +194,21 @@ class Coded(Sending):
         if count == 1:
             return Work(0.0, 0.0, 0.0)
         sizes = self._sizes(parameters, cluster)
+        room = HEAD_BYTES - LENGTH_BYTES if sizes.varies else 0.0  # what goes with the length, at once
         gathered = Work(
             self.encode(numel) + self.overhead_s,
-            cluster.to_all(self.num_parts(parameters, cluster) * sizes.message),
+            cluster.to_all(self.num_parts(parameters, cluster) * max(sizes.message - room, 0.0)),
             count * self.decode(numel),
             round_s=_small_round(cluster, sizes.scalers) if sizes.scalers else 0.0,
-            lengths_s=_small_round(cluster, LENGTH_BYTES) if sizes.varies else 0.0,
+            lengths_s=cluster.to_all(LENGTH_BYTES + min(sizes.message, room)) if sizes.varies else 0.0,
             handling_s=cluster.between.cpu_s * self.bytes_sent(parameters, cluster),
             delay_s=cluster.between.busy_s,
         )
         if EXCHANGES[self.exchange].num_rounds == 1:
             return gathered
         add_s = count * self.add(numel / count)
-        return replace(gathered, decode_s=self.decode(numel), add_s=add_s, sums_s=cluster.to_all(sizes.total))
+        sums_s = cluster.to_all(max(sizes.total - room, 0.0))
+        return replace(gathered, decode_s=self.decode(numel), add_s=add_s, sums_s=sums_s)
 
     def bytes_sent(self, parameters: Sequence[ParameterInfo], cluster: Cluster) -> float:
         count = cluster.num_workers
