@@ -24,7 +24,7 @@ import numpy as np
 import torch
 from measure import Case
 from sparse_cases import TARGETS as SPARSE_TARGETS
-from sparse_cases import SparseBench, gap_results, print_gaps
+from sparse_cases import SparseBench, gap_results, print_gaps, whole_messages
 from torch import Tensor
 
 import terngrad
@@ -185,6 +185,8 @@ def time_all(kernels: Kernels, gradient: Tensor, repeats: int, seed: int) -> dic
     copy = {COPY: bench.torch_cases()[COPY]}
     sparse = SparseBench(kernels, gradient, seed).cases()
     fp32 = gradient.dtype == torch.float32  # states are fp32 whatever the gradient is, and a copy of it is no measure
+    if native and fp32:
+        sparse |= whole_messages(gradient.numel(), seed)
     found["sparse"] = time_cases(copy | sparse, SPARSE_TARGETS if native and fp32 else {}, repeats)
     if native:
         found["gaps"] = gap_results(kernels, gradient.numel(), repeats, seed)

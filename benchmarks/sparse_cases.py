@@ -6,6 +6,7 @@ States are put back, untimed, before each run, so that every run selects the sam
 from __future__ import annotations
 
 import math
+import statistics
 from typing import Any
 
 import measure
@@ -14,8 +15,10 @@ import torch
 from measure import Case
 from torch import Tensor
 
+from terngrad.codecs import Segment
 from terngrad.kernels import Entries, Kernels, num_tiles
 from terngrad.kernels.layout import Int64Array
+from terngrad.methods import SDAGC, Coder, ParameterInfo, open_bucket
 
 DENSITY = 0.001
 NUM_PAYLOADS = 4
@@ -25,6 +28,7 @@ TARGETS = {
     "accumulate + select, clear": 2.5,
     "sam: accumulate + select, clear": 2.5,
     f"scatter mean {NUM_PAYLOADS}": 0.2,
+    (WHOLE := f"unpack {NUM_PAYLOADS} whole messages"): 0.2,
 }
 GAP_DENSITIES = (1.0, 0.25, 0.05, 0.01, 0.001, 0.0001)
 
@@ -126,6 +130,23 @@ class SparseBench:
         found = self.kernels.merge(self.spans[:, 1].copy(), self.payloads)
         assert found is not None
         merged[:] = [torch.from_numpy(found.indices.astype(np.int64)), found.values]
+
+
+def whole_messages(numel: int, seed: int) -> dict[str, Case]:
+    """A bucket's messages of signs, from headers to their mean: checked, decoded and scattered."""
+    method = SDAGC(threshold=statistics.NormalDist().inv_cdf(1 - DENSITY / 2))
+    segment = Segment(0, 0, numel)
+    buckets = []
+    for rank in range(NUM_PAYLOADS):
+        coder = Coder(method, [ParameterInfo("weight", numel, False)], rank, NUM_PAYLOADS, seed)
+        frame = coder.frame((segment,), torch.float32, False, 1)
+        gradient = torch.randn(numel, generator=torch.Generator().manual_seed(seed + rank))
+        bucket = open_bucket(coder, frame, gradient, 0, 0)
+        assert bucket.varies
+        buckets.append(bucket)
+    messages = [bucket.pack_shard(0) for bucket in buckets]
+    first = buckets[0]
+    return {WHOLE: Case(lambda: first.unpack(messages), lambda: [first.buffer])}
 
 
 def gap_results(kernels: Kernels, limit: int, repeats: int, seed: int) -> dict[str, Any]:

@@ -266,4 +266,4 @@ def _read_positions(shard: SparseShard, number: int, gaps: bytes, num_gap_bytes:
     found = kernels_for(_CPU).gaps_decode(np.frombuffer(gaps, np.uint8), number, room)
     if found is None:
         raise ValueError("holds gaps that no encoder writes")
-    return found + shard.first
+    return found + shard.first if shard.first else found

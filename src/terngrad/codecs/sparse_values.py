@@ -89,8 +89,10 @@ def _unpack_signs(data: bytes, counts: Int64Array) -> FloatArray:
     num_sign_bytes = -(-number // 8)
     _require(len(data), num_sign_bytes + 4 * len(counts))
     negative = np.unpackbits(np.frombuffer(data[:num_sign_bytes], np.uint8), bitorder="little")[:number]
-    scales = np.repeat(np.frombuffer(data[num_sign_bytes:], "<f4"), counts)
-    return np.where(negative, -scales, scales).astype(np.float32)
+    values = np.repeat(np.frombuffer(data[num_sign_bytes:], "<f4"), counts).astype(np.float32, copy=False)
+    words = values.view(np.uint32)  # a sign is its highest bit; quicker than to choose between two
+    words ^= negative.astype(np.uint32) << np.uint32(31)
+    return values
 
 
 # Sums of signs. Most positions were chosen by one rank or two, so the values of a parameter are few: plus or minus a
