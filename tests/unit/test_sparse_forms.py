@@ -96,10 +96,12 @@ def test_a_threshold_may_follow_the_gradient_as_it_is_now() -> None:
 def test_dgc_samples_elsewhere_in_every_step() -> None:
     residual = torch.randn(100_000, generator=torch.Generator().manual_seed(0))
     empty = torch.zeros(1)
-    views = [
-        View(step, 1, 0, np.zeros(1, np.uint64), [residual], Statistics(empty, empty, empty), None, empty, empty)
-        for step in range(5)
-    ]
+
+    def above(_: int, threshold: Tensor) -> Tensor:
+        return residual.abs()[residual.abs() > threshold]
+
+    index, nothing = np.zeros(1, np.uint64), Statistics(empty, empty, empty)
+    views = [View(step, 1, 0, index, [residual], nothing, None, empty, empty, above) for step in range(5)]
     thresholds = {float(DGC(density=0.01, sample=0.01).thresholds(view)) for view in views}
     assert len(thresholds) > 1
 

@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import math
 from abc import abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 
@@ -135,6 +135,7 @@ class View:
     gradient_statistics: Statistics | None  # where the method has asked for them
     numels: Tensor  # float64
     factors: Tensor  # float32: what gradients were multiplied by when they were added to the residuals
+    above: Callable[[int, Tensor], Tensor]  # of a residual by its position here: the magnitudes beyond a threshold
 
     def deviations(self, statistics: Statistics) -> Tensor:
         """The standard deviation of each segment, float64."""
@@ -231,20 +232,19 @@ class DGC(Sparse):
     def thresholds(self, view: View) -> Tensor:
         density = self.density_at(view.step)
         starts = draw_keys(view.seed, view.step, view.rank, view.indices)[:, 0].tolist()
-        return torch.stack(
-            [self._threshold(v.abs(), density, start) for v, start in zip(view.residuals, starts, strict=True)]
-        )
+        return torch.stack([self._threshold(view, i, density, start) for i, start in enumerate(starts)])
 
-    def _threshold(self, magnitudes: Tensor, density: float, start: int) -> Tensor:
+    def _threshold(self, view: View, position: int, density: float, start: int) -> Tensor:
         """Of the k-th largest of a strided sample; then corrected until about k of all are above it."""
-        numel = magnitudes.numel()
+        residual = view.residuals[position]
+        numel = residual.numel()
         wanted = max(1, round(density * numel))
         size = min(numel, max(math.ceil(self.sample * numel), math.ceil(2 / density)))
         stride = max(1, numel // size)
-        sample = magnitudes[start % stride :: stride]
+        sample = residual[start % stride :: stride].abs()
         threshold = sample.topk(max(1, min(sample.numel(), round(density * sample.numel())))).values[-1]
         for _ in range(self.CORRECTIONS):
-            above = magnitudes[magnitudes > threshold]
+            above = view.above(position, threshold)
             if above.numel() > 1.3 * wanted:
                 return torch.nextafter(above.topk(wanted).values[-1], torch.zeros_like(threshold))
             if above.numel() >= 0.8 * wanted:

@@ -131,7 +131,7 @@ class SparseBucket:
         maxima = torch.empty(num_tiles(self._spans[:, 1]), dtype=torch.float32, device=self.buffer.device)
         factors = self._factors(gradients)
         statistics, finite = self._accumulate(velocities, residuals, maxima, factors)
-        thresholds, limits = self._thresholds(residuals, statistics, gradients, factors)
+        thresholds, limits = self._thresholds(residuals, maxima, statistics, gradients, factors)
         # A gradient with an element that is not finite must be seen by everyone: it is sent as one NaN.
         thresholds = torch.where(finite, thresholds, torch.nan).masked_fill(waiting, torch.inf)
         entries, saved = self._kernels.select(residuals, velocities, maxima, thresholds, self._kept)
@@ -213,7 +213,12 @@ class SparseBucket:
         return torch.where(factors < 1, factors, 1.0)  # 1 also where the norm is zero or NaN
 
     def _thresholds(
-        self, residuals: list[Tensor], statistics: Statistics, gradients: Statistics | None, factors: Tensor
+        self,
+        residuals: list[Tensor],
+        maxima: Tensor,
+        statistics: Statistics,
+        gradients: Statistics | None,
+        factors: Tensor,
     ) -> tuple[Tensor, Tensor]:
         """Above which magnitude each segment is sent, and the most that its signs stand for."""
         if self.frame.whole:
@@ -222,9 +227,19 @@ class SparseBucket:
         numels = torch.from_numpy(self._spans[:, 1]).to(self.buffer.device, torch.float64)
         indices = np.array([s.index for s in self.frame.sparse], dtype=np.uint64)
         step, coder = self.envelope.step, self.coder
-        view = View(step, coder.seed, coder.rank, indices, residuals, statistics, gradients, numels, factors)
+        above = partial(self._above, residuals, maxima)
+        view = View(step, coder.seed, coder.rank, indices, residuals, statistics, gradients, numels, factors, above)
         thresholds = self._method.thresholds(view).float()
         return thresholds, self._method.sign_limits(view, thresholds)
+
+    def _above(self, residuals: list[Tensor], maxima: Tensor, position: int, threshold: Tensor) -> Tensor:
+        """The magnitudes of a segment's residual beyond a threshold: taken out as if to be sent, and put back."""
+        first = num_tiles(self._spans[:position, 1])
+        own = residuals[position : position + 1]
+        tiles = maxima[first : first + num_tiles(self._spans[position : position + 1, 1])]
+        entries, saved = self._kernels.select(own, None, tiles, threshold.view(1))
+        self._kernels.restore(own, None, entries, saved)
+        return entries.values.abs()
 
     # Between entries, which belong to segments, and picks, which lie in one space
 
