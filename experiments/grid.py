@@ -17,7 +17,7 @@ import sys
 import tempfile
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -273,6 +273,13 @@ def methods_of(
         *(Arm(f"{label}, {name}", (*four, "--method", spec), base, 1) for name, spec in OTHERS.items()),
         Arm(f"{label}, PowerSGD", (*common, "--workers", "4", "--method", "powersgd:rank=1"), base, 1),
     ]
+
+
+def in_processes(arm: Arm) -> Arm:
+    """Once by processes with sockets, whose bytes are then those of the kernel's counters, gloo's own included."""
+    at = arm.arguments.index("--virtual-workers")
+    arguments = (*arm.arguments[:at], "--workers", *arm.arguments[at + 1 :])
+    return replace(arm, label=f"{arm.label}, by processes", arguments=arguments, most_seeds=1)
 
 
 def ratio_of(results: Sequence[dict[str, Any]]) -> str:

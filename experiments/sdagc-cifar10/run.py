@@ -30,14 +30,16 @@ def arms(options: argparse.Namespace) -> list[grid.Arm]:
     *common, _ = plain.arguments  # all but the method
     signs = grid.Arm(f"{found[1].label} with signs for the threshold", (*common, FOR_THE_THRESHOLD), most_seeds=3)
     late = grid.Arm(f"{plain.label}, lr falls late", (*plain.arguments, *LATE), plain.label)
+    falling_late = [
+        grid.Arm(f"{arm.label}, lr falls late", (*arm.arguments, *LATE), late.label, arm.most_seeds)
+        for arm in (found[1], high, signs)
+    ]
     return [
         *found,
         grid.Arm(f"{plain.label} at lr {LR}", (*plain.arguments, "--lr", LR), plain.label),
         late,
-        *(
-            grid.Arm(f"{arm.label}, lr falls late", (*arm.arguments, *LATE), late.label, arm.most_seeds)
-            for arm in (found[1], high, signs)
-        ),
+        *falling_late,
+        grid.in_processes(falling_late[-1]),
     ]
 
 

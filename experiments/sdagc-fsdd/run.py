@@ -12,21 +12,21 @@ import grid
 
 RECIPES = {"GRU": ("gru-fsdd", "--optimizer", "sgd", "--lr", "0.1", "--momentum", "0.9", "--clip-norm", "0")}
 STEPS = {"GRU": 1_500}
+MASKED = {"by masking at 2.3 sigma": ("sdagc:threshold=2.3,values=sign,compensation=masking", 6)}
 VARIANTS = {
-    "by masking at 2.3 sigma": ("sdagc:threshold=2.3,values=sign,compensation=masking", 6),
+    **MASKED,
     "at 3.0 sigma": (grid.SDAGC.replace("2.5", "3.0"), 1),
     "at 3.5 sigma": (grid.SDAGC.replace("2.5", "3.5"), 1),
 }
-LONG = 4_000  # steps, with fp32 and with SDAGC alone
-FEWEST = {"by masking at 2.5 sigma": (grid.SDAGC.replace("upfront", "masking"), 3)}
+LONG = 3_000  # steps, with fp32 and with SDAGC alone
 
 
 def arms(options: argparse.Namespace) -> list[grid.Arm]:
     found = []
     for label, recipe in RECIPES.items():
         found += grid.methods_of(label, recipe, STEPS[label], options, VARIANTS)
-        plain, _, fewest, *_ = grid.methods_of(f"{label}, {LONG:,} steps", recipe, LONG, options, FEWEST)
-        found += [replace(plain, most_seeds=fewest.most_seeds), fewest]
+        plain, _, masked, *_ = grid.methods_of(f"{label}, {LONG:,} steps", recipe, LONG, options, MASKED)
+        found += [*(replace(arm, most_seeds=3) for arm in (plain, masked)), grid.in_processes(masked)]
     return found
 
 

@@ -16,7 +16,9 @@ VARIANTS = {"by masking": ("sdagc:threshold=2.5,values=sign,compensation=masking
 
 def arms(options: argparse.Namespace) -> list[grid.Arm]:
     found = grid.methods_of("LeNet", ("lenet-mnist",), STEPS, options, VARIANTS)
-    return [replace(arm, most_seeds=1) if arm.label == "LeNet, SDAGC" else arm for arm in found]
+    masked = next(arm for arm in found if arm.label.endswith("by masking"))
+    found = [replace(arm, most_seeds=1) if arm.label == "LeNet, SDAGC" else arm for arm in found]
+    return [*found, grid.in_processes(masked)]
 
 
 if __name__ == "__main__":
