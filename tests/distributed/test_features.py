@@ -309,6 +309,28 @@ def test_models_on_subgroups_average_within_their_group() -> None:
 
 
 @stage.scenario(3)
+def in_different_groups(rank: int, world_size: int) -> list[str]:
+    """One rank is in two groups more than another, and they still make one together."""
+    two = dist.new_group([0, 1])
+    if rank == 1:
+        dist.new_group([1], use_local_synchronization=True)
+    ends = []
+    for group in (None, two):
+        if group is None or rank < 2:
+            model, handle = attached("terngrad", process_group=group)
+            train(model, rank, range(2))
+            handle.detach()
+            ends.append(digest(parameters(model)))
+    return ends
+
+
+def test_ranks_that_are_in_different_groups_can_attach() -> None:
+    (all_0, two_0), (all_1, two_1), (all_2,) = stage.play(in_different_groups, 3)
+    assert all_0 == all_1 == all_2
+    assert two_0 == two_1 != all_0
+
+
+@stage.scenario(3)
 def uneven_inputs(rank: int, world_size: int) -> dict[str, Any]:
     found: dict[str, Any] = {}
     reached = {}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from typing import Any
 
 import pytest
@@ -11,7 +12,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 import terngrad as tg
 
-from .workloads import Net, Run, Stage, digest, loss_of, message_of, parameters, same
+from .workloads import Net, Run, Stage, digest, distance, loss_of, message_of, parameters, same
 
 pytestmark = pytest.mark.distributed
 
@@ -27,6 +28,7 @@ METHODS = (
     "dgc:density=0.05",
     "terngrad:codec=entropy,dense_below=100",
 )
+RESUMED = (*METHODS[:6], "sdagc:threshold=2,clip_norm=0.5,revision=1,warmup_threshold=1,warmup_steps=6")
 
 
 @stage.scenario(2, 3)
@@ -199,7 +201,7 @@ def test_a_change_of_method_takes_momentum_and_residuals_along() -> None:
 @stage.scenario(2)
 def stopped(rank: int, world_size: int) -> dict[str, Any]:
     found = {}
-    for method in METHODS[:5]:
+    for method in RESUMED:
         run = Run(method, rank)
         run.train(range(4))
         checkpoint = run.save()
@@ -212,7 +214,7 @@ def stopped(rank: int, world_size: int) -> dict[str, Any]:
     return found
 
 
-@pytest.mark.parametrize("method", METHODS[:5])
+@pytest.mark.parametrize("method", RESUMED)
 def test_a_resumed_run_ends_with_the_same_bits(method: str) -> None:
     assert [found[method] for found in stage.play(stopped, 2)] == [(True, True)] * 2
 
@@ -231,6 +233,47 @@ def test_another_number_of_ranks_is_refused_unless_dropping_is_allowed() -> None
     for found in stage.play(resized, 2):
         assert "on_resize='reset'" in found["refused"]
         assert found["left"] == 0
+
+
+@stage.scenario(3)
+def drained_and_resumed_by_fewer(rank: int, world_size: int) -> dict[str, Any]:
+    """Three ranks drain and detach; two go on: with all sent whole, with momentum SGD, and with the method."""
+    found: dict[str, Any] = {}
+    two = torch.distributed.new_group([0, 1])
+    for compensation in ("upfront", "sam", "masking"):
+        run = Run(f"sdagc:threshold=2,compensation={compensation}", rank)
+        run.train(range(4))
+        run.handle.drain()
+        run.train(range(4, 5))
+        run.handle.detach()
+        parts = {"model": run.model.state_dict(), "optimizer": run.optimizer.state_dict()}
+        if rank == 2:
+            continue
+        ends = []
+        for method in ("sdagc:dense_below=1000000000,compensation=masking", "fp32"):
+            fewer = Run(method, rank, group=two)
+            fewer.model.load_state_dict(parts["model"])
+            fewer.optimizer.load_state_dict(copy.deepcopy(parts["optimizer"]))
+            fewer.train(range(5, STEPS))
+            fewer.handle.detach()
+            ends.append(parameters(fewer.model))
+        sparse = Run(f"sdagc:threshold=2,compensation={compensation}", rank, group=two)
+        sparse.model.load_state_dict(parts["model"])
+        sparse.optimizer.load_state_dict(copy.deepcopy(parts["optimizer"]))
+        sparse.train(range(5, STEPS))
+        sparse.handle.detach()
+        states = parts["optimizer"]["state"].values()
+        moved = max((float(state["momentum_buffer"].abs().max()) for state in states if state), default=0.0)
+        found[compensation] = digest(parts["model"]), sparse.digest, distance(*ends), moved
+    return found
+
+
+def test_what_was_drained_and_detached_goes_on_with_another_number_of_ranks() -> None:
+    first, second, _ = stage.play(drained_and_resumed_by_fewer, 3)
+    for compensation, (stopped_at, end, difference, moved) in first.items():
+        assert (stopped_at, end) == second[compensation][:2]
+        assert difference < 1e-6
+        assert (moved > 0) == (compensation != "upfront"), "what is left of momentum: of weight decay, and with sam all"
 
 
 @stage.scenario(2)

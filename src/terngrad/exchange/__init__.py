@@ -1,7 +1,8 @@
 """How payloads reach everyone: all-gather, two-shot and parameter servers, with a count of the bytes."""
 
 from terngrad.exchange.base import AnyCode, Exchange, Sizes, Transfer
-from terngrad.exchange.channel import SMALL_BYTES, Channel, Pending, own_group, timeout_of
+from terngrad.exchange.channel import SMALL_BYTES, Channel, Pending
+from terngrad.exchange.groups import own_group, timeout_of
 from terngrad.exchange.server import Layout, Roster, Served, Server, ServerExchange
 from terngrad.exchange.varying import HEAD_BYTES, LENGTH_BYTES
 from terngrad.exchange.workers import EXCHANGES, AllGather, TwoShot, predicted_seconds

@@ -7,7 +7,6 @@ much. For small messages the ring is quicker, since it needs no handshake.
 
 from __future__ import annotations
 
-import datetime as dt
 import threading
 from collections.abc import Sequence
 
@@ -18,23 +17,6 @@ SMALL_BYTES = 1 << 15  # up to here an all-gather is left to torch; measured on 
 
 # The newer name, where torch has it: 2.13 warns about the older one.
 _torch_all_gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
-
-
-def timeout_of(group: dist.ProcessGroup) -> dt.timedelta:
-    """How long a collective of this group may take."""
-    found: dt.timedelta = group._get_backend(group._device_types[0]).options._timeout
-    return found
-
-
-def own_group(group: dist.ProcessGroup) -> dist.ProcessGroup:
-    """A new group of the same ranks for one channel alone, with the same backend, and the same timeout: torch's
-    default is half an hour.
-    """
-    ranks = dist.get_process_group_ranks(group)
-    own: dist.ProcessGroup = dist.new_group(
-        ranks, timeout=timeout_of(group), backend=dist.get_backend_config(group), use_local_synchronization=True
-    )
-    return own
 
 
 class Pending:
