@@ -71,12 +71,18 @@ def test_the_round_of_scalers_waits_behind_the_codes_of_the_bucket_before() -> N
 
 
 def test_lengths_are_a_round_before_each_transfer() -> None:
-    work = Work(encode_s=0.1, lengths_s=0.05, send_s=0.2, add_s=0.3, sums_s=0.4, decode_s=0.5)
-    close(simulate([1.0], [work]), end_s=2.6, exchange_s=0.7)
+    two = Work(0.1, 0.2, 0.5, lengths_s=0.05, in_two=True, add_s=0.3, sum_lengths_s=0.07, sums_s=0.4)
+    close(simulate([1.0], [two]), end_s=2.62, exchange_s=0.72)
+
+
+def test_nothing_waits_for_a_rest_that_is_not_there() -> None:
+    short = Work(0.0, 0.0, 0.0, lengths_s=0.1, in_two=True, add_s=0.3, sum_lengths_s=0.1, delay_s=0.2)
+    close(simulate([1.0], [short]), end_s=1.0 + 0.1 + 0.3 + 0.1)
+    close(simulate([1.0, 3.0], [short, Work(0.0, 0.0, 0.0)]), exchange_s=0.1 + 0.2 + 0.1 + 0.2, decode_s=0.3)
 
 
 def test_sums_are_a_second_transfer() -> None:
-    work = Work(encode_s=0.1, send_s=0.2, add_s=0.3, sums_s=0.4, decode_s=0.5)
+    work = Work(encode_s=0.1, send_s=0.2, in_two=True, add_s=0.3, sums_s=0.4, decode_s=0.5)
     close(simulate([1.0], [work]), end_s=2.5, decode_s=0.8, exchange_s=0.6)
 
 
@@ -278,6 +284,16 @@ def test_a_bucket_in_parts_is_encoded_and_decoded_while_it_is_on_the_wire() -> N
     found = simulate([1.0] * 3, parts)
     close(found, end_s=1.0 + 0.1 + 0.1 + 3.0 + 0.2, encode_s=0.3, decode_s=0.6)
     assert work.cut(1) == [work]
+
+
+def test_sums_of_a_few_bytes_are_a_second_round_too() -> None:
+    method, cluster = from_spec("sdagc:threshold=3"), Cluster(4, Link(1e-4, 1e6))
+    infos = [ParameterInfo("weight", 100_000, False)]
+    work = Coded(method, "two-shot", add=Line(element_s=1e-6)).work(infos, cluster)
+    assert work.in_two
+    assert work.add_s > 0
+    assert (work.send_s, work.sums_s) == (0, 0)
+    assert work.sum_lengths_s > work.lengths_s > 1e-4  # the sum of four is the larger message
 
 
 def test_all_payloads_are_decoded_in_all_gather_and_one_sum_in_two_shot() -> None:

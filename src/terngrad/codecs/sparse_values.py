@@ -28,9 +28,11 @@ def sums_of(kind: str) -> str:
 def round_values(kind: str, values: FloatArray, counts: Int64Array, limits: FloatArray) -> FloatArray:
     """What a reader will find. With signs it is the mean magnitude of a parameter, at most that parameter's limit."""
     if kind == SIGN:
-        groups = np.repeat(np.arange(len(counts)), counts)
-        means = np.bincount(groups, np.abs(values).astype(np.float64)) / np.bincount(groups)
-        return np.copysign(np.minimum(means.astype(np.float32), limits)[groups], values)
+        if not len(values):
+            return values
+        means = np.add.reduceat(np.abs(values), np.cumsum(counts) - counts, dtype=np.float64) / counts
+        magnitudes: FloatArray = np.repeat(np.minimum(means.astype(np.float32), limits), counts)
+        return np.copysign(magnitudes, values)
     found = torch.from_numpy(values)
     most = torch.finfo(DENSE_TYPES[kind]).max  # what does not fit stays behind, as any rounding does
     found = torch.where(found.isfinite(), found.clamp(-most, most), found)

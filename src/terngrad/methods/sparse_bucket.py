@@ -257,8 +257,9 @@ class SparseBucket:
 
     def _keep_rounding(self, picks: Picks, sent: Picks) -> None:
         """What the values on the wire are short of stays in the residual."""
-        lost = np.where(np.isfinite(picks.values), picks.values - sent.values, np.float32(0))
-        lost *= np.float32(1 - self._kept)  # so that v - (1 - kept) sent is left
+        with np.errstate(invalid="ignore"):
+            lost = (picks.values - sent.values) * np.float32(1 - self._kept)  # so that v - (1 - kept) sent is left
+        lost[~np.isfinite(lost)] = 0
         self._kernels.add_back(self._residuals, self._entries_of(Picks(picks.positions, lost)))
 
     # Reading
@@ -303,8 +304,13 @@ class SparseBucket:
                 raise WireError(f"{self.envelope.where}: positions out of order; a message was corrupted on its way")
 
     def _surely_finite(self, found: Sequence[Picks]) -> bool:
-        """Whether no average can be infinite or NaN, told from what was received: far less than there is to look at."""
-        largest = sum(float(np.abs(picks.values).max(initial=0.0)) for picks in found)  # NaN if there is one
+        """Whether no average can be infinite or NaN, told from what was received: far less than there is to look at.
+
+        A NaN among them makes the sum NaN.
+        """
+        largest = sum(
+            float(np.maximum(p.values.max(initial=0), -p.values.min(initial=0))) for p in found
+        )  # NaN for NaN
         return largest <= torch.finfo(self.buffer.dtype).max
 
     def _revised(self, payloads: list[Entries]) -> Entries:

@@ -18,14 +18,18 @@ from terngrad.methods.sums import mean_into
 def entries_of(frame: SparseFrame, picks: Picks, device: torch.device) -> Entries:
     """Picks, by segment."""
     bounds = np.searchsorted(picks.positions, frame.starts)
-    counts = np.diff(bounds)
-    indices = (picks.positions - np.repeat(frame.starts[:-1], counts)).astype(np.uint32)
-    return Entries(counts.astype(np.int64), indices, torch.from_numpy(picks.values).to(device))
+    indices = np.empty(len(picks.positions), np.uint32)
+    for start, first, last in zip(frame.starts, bounds, bounds[1:], strict=False):
+        np.subtract(picks.positions[first:last], start, out=indices[first:last], casting="unsafe")
+    return Entries(np.diff(bounds).astype(np.int64), indices, torch.from_numpy(picks.values).to(device))
 
 
 def picks_of(frame: SparseFrame, entries: Entries) -> Picks:
     """The inverse: entries of segments, in the one space of positions."""
-    positions = np.repeat(frame.starts[:-1], entries.counts) + entries.indices
+    positions = np.empty(len(entries.indices), np.int64)
+    bounds = np.concatenate([[0], np.cumsum(entries.counts)])
+    for start, first, last in zip(frame.starts, bounds, bounds[1:], strict=False):
+        np.add(entries.indices[first:last], start, out=positions[first:last])
     return Picks(positions, entries.values.cpu().numpy())
 
 

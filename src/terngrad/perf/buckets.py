@@ -80,10 +80,10 @@ def _line(profile: Profile, cluster: Cluster, sending: Sending) -> Line:
 
     def seconds(chosen: Sequence[ParameterInfo]) -> float:
         work = sending.work(chosen, cluster)
-        rounds = work.round_s + (1 + work.in_two) * work.lengths_s
-        waits = (work.round_s > 0) + (1 + work.in_two) * (1 + (work.lengths_s > 0))
+        rounds = (work.round_s, work.lengths_s, work.sum_lengths_s)
+        waits = sum(seconds > 0 for seconds in (*rounds, work.send_s, work.sums_s))
         carried = max(work.send_s + work.sums_s, work.handling_s)
-        return work.encode_s + carried + work.add_s + work.decode_s + rounds + waits * work.delay_s
+        return work.encode_s + carried + work.add_s + work.decode_s + sum(rounds) + waits * work.delay_s
 
     few, all_of_them = seconds([largest]), seconds(parameters)
     more = profile.numel - largest.numel

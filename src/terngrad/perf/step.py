@@ -195,20 +195,29 @@ class Coded(Sending):
             return Work(0.0, 0.0, 0.0)
         sizes = self._sizes(parameters, cluster)
         room = HEAD_BYTES - LENGTH_BYTES if sizes.varies else 0.0  # what goes with the length, at once
+
+        def head(num_bytes: float) -> float:
+            return cluster.to_all(LENGTH_BYTES + min(num_bytes, room)) if sizes.varies else 0.0
+
         gathered = Work(
             self.encode(numel) + self.overhead_s,
             cluster.to_all(self.num_parts(parameters, cluster) * max(sizes.message - room, 0.0)),
             count * self.decode(numel),
             round_s=_small_round(cluster, sizes.scalers) if sizes.scalers else 0.0,
-            lengths_s=cluster.to_all(LENGTH_BYTES + min(sizes.message, room)) if sizes.varies else 0.0,
+            lengths_s=head(sizes.message),
             handling_s=cluster.between.cpu_s * self.bytes_sent(parameters, cluster),
             delay_s=cluster.between.busy_s,
         )
         if EXCHANGES[self.exchange].num_rounds == 1:
             return gathered
-        add_s = count * self.add(numel / count)
-        sums_s = cluster.to_all(max(sizes.total - room, 0.0))
-        return replace(gathered, decode_s=self.decode(numel), add_s=add_s, sums_s=sums_s)
+        return replace(
+            gathered,
+            decode_s=self.decode(numel),
+            in_two=True,
+            add_s=count * self.add(numel / count),
+            sum_lengths_s=head(sizes.total),
+            sums_s=cluster.to_all(max(sizes.total - room, 0.0)),
+        )
 
     def bytes_sent(self, parameters: Sequence[ParameterInfo], cluster: Cluster) -> float:
         count = cluster.num_workers

@@ -23,16 +23,14 @@ class Work:
     send_s: float  # on the wire
     decode_s: float
     round_s: float = 0.0  # of scalers, before encoding, that everyone waits for
-    lengths_s: float = 0.0  # a round of lengths before each transfer, where messages vary
-    add_s: float = 0.0  # where messages are added up and sent on: what that computes,
+    lengths_s: float = 0.0  # a round of lengths, and what goes with them, before the rest: where messages vary
+    in_two: bool = False  # whether messages are added up and sent on:
+    add_s: float = 0.0  # what that computes,
+    sum_lengths_s: float = 0.0  # the round of their lengths,
     sums_s: float = 0.0  # and their time on the wire
     handling_s: float = 0.0  # of the processor, to hand messages to the network and take them from it
     delay_s: float = 0.0  # of what arrives while backward runs; at most to its end
     at_once: bool = False  # posted when ready, whatever is under way, and read after backward: DDP without a lane
-
-    @property
-    def in_two(self) -> bool:
-        return self.sums_s > 0
 
     def cut(self, num_parts: int) -> list[Work]:
         """The same in parts of a size, one after the other: scalers go with the first, lengths with each."""
@@ -132,7 +130,9 @@ def simulate(ready: Sequence[float], works: Sequence[Work], contention: float = 
     posted: list[tuple[Work, float]] = []  # likewise those that nobody waits for yet
 
     def post(work: Work, seconds: float) -> float:
-        """When that has arrived, and whoever waits for it knows."""
+        """When that has arrived, if it is anything, and whoever waits for it knows."""
+        if not seconds:
+            return clock.now
         arrival = wire.post(clock.now, seconds)
         return arrival + min(work.delay_s, max(0.0, clock.now + clock.left - arrival))
 
@@ -145,11 +145,9 @@ def simulate(ready: Sequence[float], works: Sequence[Work], contention: float = 
             finish(*previous)
             previous = None
         clock.wait_for(moment)
-        if work.round_s:
-            spent["exchange"] += clock.wait_until(post(work, work.round_s))
+        spent["exchange"] += clock.wait_until(post(work, work.round_s))
         spent["encode"] += clock.compute(work.encode_s)
-        if work.lengths_s:
-            spent["exchange"] += clock.wait_until(post(work, work.lengths_s))
+        spent["exchange"] += clock.wait_until(post(work, work.lengths_s))
         arrival = post(work, work.send_s)
         spent["exchange"] += clock.compute(work.handling_s)  # while it is on the wire
         if work.at_once:
@@ -160,8 +158,7 @@ def simulate(ready: Sequence[float], works: Sequence[Work], contention: float = 
         if work.in_two:
             spent["exchange"] += clock.wait_until(arrival)
             spent["decode"] += clock.compute(work.add_s)
-            if work.lengths_s:
-                spent["exchange"] += clock.wait_until(post(work, work.lengths_s))
+            spent["exchange"] += clock.wait_until(post(work, work.sum_lengths_s))
             arrival = post(work, work.sums_s)
         previous = work, arrival
     for under_way in [previous] if previous is not None else posted:
