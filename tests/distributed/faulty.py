@@ -173,6 +173,17 @@ def attach_with_fault(rank: int, world_size: int, stage: str, action: Callable[[
     return raised
 
 
+def attach_again(rank: int, world_size: int, victim: int, timeout_s: float) -> list[str | None]:
+    """What attaching raises where one rank has an error of its own at first, and then again."""
+    model = DistributedDataParallel(OddModel(FEW_SIZES))
+    options = {"verify_every": -1} if rank == victim else {}  # refused before anyone is asked
+    found = [_raised_by(partial(tg.attach, model, **options))]
+    if rank == victim:
+        time.sleep(2 * timeout_s)  # until the others have given up
+    found.append(_raised_by(partial(tg.attach, model)))
+    return [raised[0].__name__ if raised else None for raised in found]
+
+
 def _raised_by(function: Callable[[], object]) -> tuple[type[BaseException], str] | None:
     try:
         function()

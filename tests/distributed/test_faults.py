@@ -137,6 +137,12 @@ def test_a_rank_lost_in_attach_makes_the_others_raise(stage: str, action: Callab
         assert re.match(rf"rank {rank}(, step 0)?, attach: ", text), text
 
 
+@pytest.mark.parametrize("victim", [0, VICTIM])
+def test_attach_works_after_one_rank_had_an_error_of_its_own(victim: int) -> None:
+    ranks = values(run_ranks(3, faulty.attach_again, victim, 5.0, group_timeout_s=5, deadline_s=60))
+    assert ranks == [["ConfigurationError" if rank == victim else "ExchangeError", None] for rank in range(3)]
+
+
 # Messages that are not what they should be
 
 

@@ -310,8 +310,11 @@ def test_models_on_subgroups_average_within_their_group() -> None:
 
 @stage.scenario(3)
 def in_different_groups(rank: int, world_size: int) -> list[str]:
-    """One rank is in two groups more than another, and they still make one together."""
-    two = dist.new_group([0, 1])
+    """One rank is in two groups more than another, and they still make one together; also after one is destroyed."""
+    all_three, two = dist.new_group(), dist.new_group([0, 1])
+    _, handle = attached("terngrad")
+    handle.detach()
+    dist.destroy_process_group(all_three)
     if rank == 1:
         dist.new_group([1], use_local_synchronization=True)
     ends = []
