@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from itertools import product
 from typing import Any
 
@@ -11,7 +12,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 import terngrad as tg
 
-from .workloads import Net, Run, Stage, digest, loss_of, message_of, parameters, same
+from .workloads import Net, Run, Stage, digest, distance, loss_of, message_of, parameters, same
 
 pytestmark = pytest.mark.distributed
 
@@ -48,6 +49,58 @@ def continued_from_plain_training(rank: int, world_size: int) -> dict[str, list[
 @pytest.mark.parametrize("form", FORMS)
 def test_an_optimizer_may_be_loaded_before_attach_or_after_it(form: str) -> None:
     assert all(same(found[form]) for found in stage.play(continued_from_plain_training, 2))
+
+
+SENT_WHOLE = "sdagc:compensation=masking,dense_below=1000000000"  # is plain momentum SGD
+
+
+@stage.scenario(2)
+def beside_plain_training(rank: int, world_size: int) -> dict[str, float]:
+    """Settings that come with a checkpoint after attach, and those that a scheduler writes."""
+    found = {}
+    for name, there, here in (
+        ("nesterov", {"nesterov": True}, {"momentum": 0.5}),
+        ("no momentum", {"momentum": 0.0}, {}),
+        ("no decay", {"weight_decay": 0.0}, {"weight_decay": 0.1}),
+    ):
+        plain, moved = Run("fp32", rank, **there), Run(SENT_WHOLE, rank, **here)
+        plain.train(range(3))
+        moved.model.load_state_dict(plain.model.state_dict())
+        moved.optimizer.load_state_dict(copy.deepcopy(plain.optimizer.state_dict()))
+        for run in (plain, moved):
+            run.train(range(3, 6))
+        found[name] = distance(parameters(moved.model), parameters(plain.model))
+    plain, moved = Run("fp32", rank), Run(SENT_WHOLE, rank)
+    for step, momentum in enumerate((0.9, 0.5, 0.8, 0.3)):
+        for run in (plain, moved):
+            run.optimizer.param_groups[0]["momentum"] = momentum
+            run.train(range(step, step + 1))
+    found["scheduled"] = distance(parameters(moved.model), parameters(plain.model))
+    return found
+
+
+def test_loaded_and_scheduled_settings_act_as_in_the_optimizer() -> None:
+    for found in stage.play(beside_plain_training, 2):
+        assert found == dict.fromkeys(found, pytest.approx(0.0, abs=1e-6))
+
+
+@stage.scenario(2)
+def nesterov_for_sam(rank: int, world_size: int) -> tuple[str, dict[str, Any], str]:
+    run = Run("sdagc:compensation=sam", rank)
+    state = Run("fp32", rank, nesterov=True).optimizer.state_dict()
+    said = message_of(lambda: run.optimizer.load_state_dict(state))
+    run.train(range(1))
+    run.handle.detach()
+    group = run.optimizer.param_groups[0]
+    return said, {name: group[name] for name in ("momentum", "nesterov", "weight_decay")}, run.digest
+
+
+def test_a_checkpoint_whose_momentum_a_method_cannot_have_is_refused() -> None:
+    ranks = stage.play(nesterov_for_sam, 2)
+    for said, settings, _ in ranks:
+        assert "compensation='sam' is for one momentum, not Nesterov's" in said
+        assert settings == {"momentum": 0.9, "nesterov": False, "weight_decay": 1e-3}
+    assert same([end for _, _, end in ranks])
 
 
 @stage.scenario(2)

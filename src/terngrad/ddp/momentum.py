@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
+from functools import partial
 from typing import Any
 
 import torch
@@ -17,7 +18,8 @@ from torch import Tensor, nn
 from terngrad.errors import ConfigurationError
 from terngrad.methods import MASKING, SAM, UPFRONT, Coder, Method, Momentum, Sparse
 
-_MOVED = ("momentum", "nesterov", "weight_decay")
+_NONE: dict[str, Any] = {"momentum": 0.0, "nesterov": False, "weight_decay": 0.0}
+_MOVED = tuple(_NONE)
 
 Mean = Callable[[Sequence[Tensor]], None]  # replaces tensors by their means over ranks
 
@@ -79,6 +81,7 @@ class MomentumLink:
         self._moved: MovedMomentum | None = None
         self._sparse: frozenset[int] = frozenset()  # parameters that the method does not send whole
         self._form = ""  # of these parameters' momentum: the method's compensation
+        self._check: Callable[[], None] = lambda: None  # raises unless the method can have what groups hold
 
     @property
     def moved(self) -> bool:
@@ -99,15 +102,17 @@ class MomentumLink:
 
     def follow(self, method: Method, mean: Mean) -> None:
         """Moves momentum to where this method wants it. `mean` replaces tensors by their means over ranks."""
-        wants = _wants_momentum(method) and self._optimizer is not None
+        optimizer = self._optimizer if _wants_momentum(method) else None
+        wants = optimizer is not None
         infos = self._coders[0].parameters
         sparse = frozenset(i for i, info in enumerate(infos) if wants and not method.sends_dense(info))
         form = method.compensation if isinstance(method, Sparse) else ""
         if wants and self.moved and (sparse, form) == (self._sparse, self._form):
             return
         self.give_back(mean)
-        if wants:
+        if optimizer is not None:
             self._sparse, self._form = sparse, form
+            self._check = partial(check_optimizer, optimizer, self._parameters, method)
             self._take()
 
     def _weight(self, momentum: Momentum) -> float:
@@ -118,7 +123,7 @@ class MomentumLink:
         """What is held back was a gradient for the optimizer, and becomes what it would be if it came now."""
         assert self._optimizer is not None  # the caller has looked
         at_once = self._sparse if self._form == UPFRONT else frozenset()
-        self._moved = moved = MovedMomentum(self._optimizer, self._list, at_once, self._adopt)
+        self._moved = moved = MovedMomentum(self._optimizer, self._list, at_once, self._adopt, self._check)
         moved.take()
         for coder in self._coders:
             coder.momenta = moved.momenta
@@ -142,16 +147,16 @@ class MomentumLink:
                     coder.velocities[i] = velocity * (coder.scale * momentum.ahead)
 
     def take_loaded(self) -> None:
-        """Takes velocities that the optimizer has got since, with a checkpoint that was loaded into it."""
+        """Takes what the optimizer has got since: velocities from a checkpoint, settings from a scheduler."""
         if self._moved is not None:
             self._moved.take_velocities()
+            self._moved.note_groups()
 
     def give_back(self, mean: Mean) -> None:
         """The optimizer has its momentum again, and the mean of all ranks' velocities, where the method had any."""
         if self._moved is None:
             return
         self.take_loaded()
-        self._moved.note_groups()
         velocities: dict[int, Tensor] = {}
         known = self._sparse if self._form == SAM else frozenset()  # on all ranks, whatever they hold back
         for i in sorted({*known, *(i for coder in self._coders for i in (*coder.velocities, *coder.residuals))}):
@@ -241,10 +246,12 @@ class MovedMomentum:
         parameters: Sequence[nn.Parameter],
         at_once: frozenset[int],
         adopt: Callable[[Mapping[int, Tensor]], None],
+        check: Callable[[], None],
     ) -> None:
         self._optimizer = optimizer
         self._at_once = at_once
         self._adopt = adopt  # takes the velocities that were the optimizer's, by parameter index
+        self._check = check  # raises unless the method can have the momentum that groups hold
         self._index = {id(p): i for i, p in enumerate(parameters)}
         self._kept: list[dict[str, Any]] = []  # of each group, what it was told to be
         self._decay: dict[int, Tensor] = {}  # velocity of weight decay, by parameter index
@@ -257,20 +264,28 @@ class MovedMomentum:
         self._hooks = [
             self._optimizer.register_step_pre_hook(self._before_step),
             self._optimizer.register_state_dict_post_hook(self._show_saved),
+            self._optimizer.register_load_state_dict_post_hook(self._take_settings),
         ]
         self._empty_groups()
 
     def take_velocities(self) -> None:
         """Takes those that the optimizer has: at first, and after a state that has some was loaded into it."""
-        velocities = {}
-        for group in self._optimizer.param_groups:
-            for p in group["params"]:
-                found = self._optimizer.state[p].pop("momentum_buffer", None)
-                if found is not None:
-                    velocities[self._index[id(p)]] = found.detach()
-        if velocities:
-            self._empty_groups()  # they came with settings of their own
-            self._adopt(velocities)
+        state = self._optimizer.state
+        loaded = [p for group in self._optimizer.param_groups for p in group["params"] if "momentum_buffer" in state[p]]
+        if loaded:
+            self._empty_groups()
+            found = {self._index[id(p)]: state[p].pop("momentum_buffer") for p in loaded}
+            self._adopt({i: velocity.detach() for i, velocity in found.items() if velocity is not None})
+
+    def _take_settings(self, _: Any) -> None:
+        """Groups hold what a checkpoint says of momentum, zeros included: that is what they are told to be now."""
+        try:
+            self._check()
+            self._kept = [{key: group[key] for key in _MOVED} for group in self._optimizer.param_groups]
+        finally:
+            for group in self._optimizer.param_groups:
+                group.update(_NONE)
+        self.note_groups()
 
     def _show_saved(self, _: Any, state: dict[str, Any]) -> None:
         """An optimizer's checkpoint says what groups were told to be, so that any optimizer can go on with it."""
@@ -308,6 +323,8 @@ class MovedMomentum:
     def note_groups(self) -> None:
         """What groups hold now, they were told since they were emptied: by a scheduler, or with a checkpoint."""
         for group, kept in zip(self._optimizer.param_groups, self._kept, strict=False):
+            if group["momentum"] >= 1:
+                raise ConfigurationError(f"momentum={group['momentum']} in an optimizer's group: it must be below 1")
             for key in ("momentum", "weight_decay"):
                 kept[key] = group[key] or kept[key]
             for p in group["params"]:
@@ -320,12 +337,9 @@ class MovedMomentum:
                 f"the optimizer has {len(self._optimizer.param_groups)} groups, and had {len(self._kept)} when its "
                 "momentum was taken over; detach() before adding one, and attach anew"
             )
-        for group in self._optimizer.param_groups:
-            if group["momentum"] >= 1:
-                raise ConfigurationError(f"momentum={group['momentum']} in an optimizer's group: it must be below 1")
         self.note_groups()
         for group in self._optimizer.param_groups:
-            group.update(momentum=0.0, nesterov=False, weight_decay=0.0)
+            group.update(_NONE)
 
     def _before_step(self, _: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Adds weight decay, with its momentum, to the averaged gradients; with a closure, to those that it leaves."""
