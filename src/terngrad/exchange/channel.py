@@ -7,6 +7,7 @@ much. For small messages the ring is quicker, since it needs no handshake.
 
 from __future__ import annotations
 
+import sys
 import threading
 from collections.abc import Sequence
 
@@ -51,7 +52,7 @@ class Channel:
         self.bytes_sent = 0
         self.bytes_received = 0
         self._global_ranks = dist.get_process_group_ranks(group)
-        self._on_gloo = "gloo" in dist.get_backend_config(group)
+        self._on_tcp = "gloo" in dist.get_backend_config(group) and sys.platform == "linux"  # elsewhere gloo uses libuv
 
     def all_gather(self, rows: Tensor) -> Pending:
         """Row r becomes rank r's; this rank's own is there already and must stay until the end."""
@@ -75,17 +76,16 @@ class Channel:
         self.count(sum(messages[rank].numel() for rank in others), sum(received[rank].numel() for rank in others))
         return self._post(received, messages)
 
-    def swap_short(self, received: Tensor, messages: Tensor, sizes: Sequence[int]) -> Pending:
-        """The first `sizes[r]` bytes of row r go to rank r, which does not know how many that are; row r of `received`
-        begins with what comes from it. Counts what is sent; the caller finds out how much has come.
+    def may_be_shorter(self, tensor: Tensor) -> bool:
+        """Whether what is sent may be shorter than what the other rank has room for, as gloo allows over TCP."""
+        return self._on_tcp and tensor.device.type == "cpu"
 
-        gloo lets a receive be longer than what is sent. Where that is not so, whole rows are sent.
+    def swap_short(self, received: Tensor, messages: Sequence[Tensor]) -> Pending:
+        """Message r goes to rank r, which does not know how long it is; row r of `received` begins with what comes from
+        it. Where that `may_be_shorter` is not so, messages are whole rows. What comes is counted by the caller.
         """
-        others = [rank for rank in range(self.world_size) if rank != self.rank]
-        exact = self._on_gloo and messages.device.type == "cpu"
-        rows = [row[:size] if exact else row for row, size in zip(messages, sizes, strict=True)]
-        self.count(sum(rows[rank].numel() for rank in others), 0)
-        return self._post(received, rows)
+        self.count(sum(message.numel() for rank, message in enumerate(messages) if rank != self.rank), 0)
+        return self._post(received, messages)
 
     def all_reduce(self, tensor: Tensor, num_bytes: int) -> Pending:
         """Sums a tensor that is passed through as it is; the caller knows how many bytes that sends."""

@@ -45,12 +45,17 @@ class VaryingTransfer(Transfer):
         for row, message in zip(sent, own, strict=True):
             row[:LENGTH_BYTES] = torch.tensor([message.numel()]).view(torch.uint8).to(row.device)
             row[LENGTH_BYTES : LENGTH_BYTES + message.numel()] = message[:room]
-        sizes = [LENGTH_BYTES + min(room, message.numel()) for message in own]
-        self.channel.swap_short(heads, sent, sizes).wait()
+        exact = self.channel.may_be_shorter(sent)
+
+        def head_bytes(length: int) -> int:
+            return LENGTH_BYTES + min(room, length) if exact else HEAD_BYTES
+
+        beginnings = [row[: head_bytes(message.numel())] for row, message in zip(sent, own, strict=True)]
+        self.channel.swap_short(heads, beginnings).wait()
         heads[rank] = sent[rank]
         announced = heads[:, :LENGTH_BYTES].cpu().contiguous().view(torch.int64).flatten().tolist()
         lengths = [check_length(length, most, sender) for sender, length in enumerate(announced)]
-        self.channel.count(0, sum(LENGTH_BYTES + min(room, n) for i, n in enumerate(lengths) if i != rank))
+        self.channel.count(0, sum(head_bytes(length) for other, length in enumerate(lengths) if other != rank))
         received = self._room(role, lengths)
         for message, head in zip(received, heads, strict=True):
             message[:room] = head[LENGTH_BYTES : LENGTH_BYTES + message.numel()]
