@@ -28,7 +28,7 @@ from typing import Any
 
 import measure
 import predictions
-from hook_worker import DDP, DDP_FP16, NO_SYNC, POWERSGD, Job
+from hook_worker import DDP, DDP_FP16, NO_SYNC, POWERSGD, SILENT, Job
 from nets import NETS, PERCEPTRON
 
 from terngrad.lab import LINKS, Lab, LabError
@@ -350,7 +350,7 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--link", choices=LINKS, default="1gbit",
                         help="of a lab; none: no lab, the ranks talk over the loopback")  # fmt: skip
     parser.add_argument("--methods", nargs="+", metavar="METHOD",
-                        help=f"of {NO_SYNC}, {DDP}, {DDP_FP16}, {POWERSGD}RANK, or a spec, auto included")  # fmt: skip
+                        help=f"of {NO_SYNC}, {SILENT}, {DDP}, {DDP_FP16}, {POWERSGD}RANK, or specs")  # fmt: skip
     parser.add_argument("--runs", type=int, default=1, help="how often all of it is started anew")
     parser.add_argument("--steps", type=int, default=30, help="timed steps of each method and run")
     parser.add_argument("--steps-per-turn", type=int, default=5, help="timed steps before the next method's turn")

@@ -35,8 +35,8 @@ from terngrad.exchange import Channel
 from terngrad.perf import probes, wires
 from terngrad.perf.trial import try_small
 
-NO_SYNC, DDP, DDP_FP16, POWERSGD, AUTO = "no-sync", "ddp", "ddp-fp16", "powersgd-", "auto"
-DDP_NAMES = (NO_SYNC, DDP, DDP_FP16)
+NO_SYNC, SILENT, DDP, DDP_FP16, POWERSGD, AUTO = "no-sync", "ddp-silent", "ddp", "ddp-fp16", "powersgd-", "auto"
+DDP_NAMES = (NO_SYNC, SILENT, DDP, DDP_FP16)
 AT = "@"  # between a spec and the exchange it is to use
 SETTLING_STEPS = 2  # with which a turn begins: DDP arranges its buckets anew after the first
 POWERSGD_SETTLING_STEPS = 3  # two dense steps and one that makes its buffers
@@ -89,6 +89,12 @@ def _usage() -> tuple[float, float, float]:
     return time.perf_counter(), time.process_time(), resource.getrusage(resource.RUSAGE_SELF).ru_minflt
 
 
+def _done(value: torch.Tensor) -> torch.futures.Future[torch.Tensor]:
+    future: torch.futures.Future[torch.Tensor] = torch.futures.Future()
+    future.set_result(value)
+    return future
+
+
 class Method:
     """A method, and what it keeps from one turn to the next."""
 
@@ -102,6 +108,11 @@ class Method:
     def connect(self, model: DistributedDataParallel, optimizer: torch.optim.Optimizer) -> terngrad.Handle | None:
         """Takes the model's hook slot, where the method needs it."""
         if self.name in (NO_SYNC, DDP):
+            return None
+        if self.name == SILENT:
+            model.register_comm_hook(
+                None, lambda _, bucket: _done(bucket.buffer())
+            )  # every rank keeps its own gradient
             return None
         if self.name == DDP_FP16:
             model.register_comm_hook(None, default_hooks.fp16_compress_hook)

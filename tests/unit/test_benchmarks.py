@@ -96,7 +96,7 @@ def test_bench_kernels_writes_speed_and_bits_of_the_entropy_coder(kernels: tuple
 
 @pytest.mark.distributed
 def test_bench_hooks_writes_times_and_bytes_of_every_method(tmp_path: Path) -> None:
-    methods = ["no-sync", "ddp", "ddp-fp16", "powersgd-1", "fp16", "terngrad:dense_below=0"]
+    methods = ["no-sync", "ddp-silent", "ddp", "ddp-fp16", "powersgd-1", "fp16", "terngrad:dense_below=0"]
     options = (*TINY_HOOKS, "--data", str(tmp_path), "--methods", *methods)
     result, table = run_benchmark("bench_hooks.py", tmp_path / "hooks.json", *options)
     assert_provenance(result)
