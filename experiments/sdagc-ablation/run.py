@@ -22,6 +22,7 @@ PARTS = {
     "sigma of the gradient": "sigma_of=gradient",
     "with warm-up": "warmup_steps=100",
     "with local clipping": "clip_norm=1",
+    "with local clipping at 8": "clip_norm=8",
     "with revision": "revision=0.5",
     "values in bf16": "values=bf16",
     "signs for the threshold": "magnitude=threshold",
