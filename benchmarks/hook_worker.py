@@ -110,9 +110,7 @@ class Method:
         if self.name in (NO_SYNC, DDP):
             return None
         if self.name == SILENT:
-            model.register_comm_hook(
-                None, lambda _, bucket: _done(bucket.buffer())
-            )  # every rank keeps its own gradient
+            model.register_comm_hook(None, lambda _, bucket: _done(bucket.buffer()))
             return None
         if self.name == DDP_FP16:
             model.register_comm_hook(None, default_hooks.fp16_compress_hook)

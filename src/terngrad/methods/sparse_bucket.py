@@ -308,9 +308,7 @@ class SparseBucket:
 
         A NaN among them makes the sum NaN.
         """
-        largest = sum(
-            float(np.maximum(p.values.max(initial=0), -p.values.min(initial=0))) for p in found
-        )  # NaN for NaN
+        largest = sum(float(np.maximum(p.values.max(initial=0), -p.values.min(initial=0))) for p in found)
         return largest <= torch.finfo(self.buffer.dtype).max
 
     def _revised(self, payloads: list[Entries]) -> Entries:
